@@ -1,14 +1,15 @@
-// Mutants checks that the short tests notice mistakes. It applies each line of .ci/mutants.tsv to a clean checkout of HEAD, one after
-// the other, and runs the test that must fail:
+// Mutants checks that the short tests notice mistakes. It applies each line of .ci/mutants.tsv to a clean checkout of
+// HEAD, one after the other, and runs the test that must fail:
 //
 //	go run .ci/mutants.go [m01,m13]
 //	go run .ci/mutants.go -texts
 //
 // The second form only checks that the text of each line is in its file once, as make lint does.
 //
-// Only the test that the line names can kill a mutant: it fails, panics or exceeds its timeout. Without a mutant it must pass three
-// times within that timeout. If it passes with its mutant, the whole package runs, and the output names the tests that fail instead.
-// The exit status is 1 if a mutant is not killed or does not compile, or if a line of the list is wrong.
+// Only the test that the line names can kill a mutant: it fails, panics or exceeds its timeout. Without a mutant it
+// must pass three times within that timeout. If it passes with its mutant, the whole package runs, and the output names
+// the tests that fail instead. The exit status is 1 if a mutant is not killed or does not compile, or if a line of the
+// list is wrong.
 //
 // The checkout stays in the user's cache directory, so that Go's build cache is warm in the next run.
 package main
@@ -112,7 +113,8 @@ func read(only string) (list []mutant, err error) {
 		}
 		f := strings.Split(line, "\t")
 		if len(f) != 7 || slices.Contains(f, "") && f[3] != "" || seen[f[0]] {
-			return nil, fmt.Errorf("%s:%d: want seven fields, none of them empty but the replacement, and an id that no other line has", listFile, n+1)
+			return nil, fmt.Errorf("%s:%d: want seven fields, none of them empty but the replacement, and an id that no other "+
+				"line has", listFile, n+1)
 		}
 		seen[f[0]] = true
 		if len(ids) == 0 || slices.Contains(ids, f[0]) {
@@ -140,7 +142,8 @@ func prepare(ctx context.Context) (c *checkout, unlock func(), err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	c = &checkout{dir: filepath.Join(cache, "pgratelimit-mutants", strings.ReplaceAll(root, string(filepath.Separator), "_"))}
+	c = &checkout{dir: filepath.Join(cache, "pgratelimit-mutants",
+		strings.ReplaceAll(root, string(filepath.Separator), "_"))}
 	if err := os.MkdirAll(c.dir, 0o700); err != nil {
 		return nil, nil, err
 	}
@@ -173,13 +176,15 @@ func stale(dir string, list []mutant) (wrong []error) {
 	for _, m := range list {
 		data, err := os.ReadFile(filepath.Join(dir, m.file))
 		if n := strings.Count(string(data), m.text); err != nil || n != 1 {
-			wrong = append(wrong, fmt.Errorf("%s: %s has this text %d times instead of once; correct the line in %s: %q", m.id, m.file, n, listFile, m.text))
+			wrong = append(wrong, fmt.Errorf("%s: %s has this text %d times instead of once; correct the line in %s: %q", m.id,
+				m.file, n, listFile, m.text))
 		}
 	}
 	return wrong
 }
 
-// check returns an error unless each text is in its file exactly once, and each killer runs and passes without a mutant, three times.
+// check returns an error unless each text is in its file exactly once, and each killer runs and passes without a
+// mutant, three times.
 func (c *checkout) check(ctx context.Context, list []mutant) error {
 	wrong := stale(c.dir, list)
 	killers := map[string][]string{}
@@ -216,7 +221,8 @@ func (c *checkout) try(ctx context.Context, m mutant) (verdict string, killed bo
 	switch {
 	case err == nil:
 		out, _ = c.test(ctx, m.directory, wholeTimeout)
-		return fmt.Sprintf("SURVIVED %s: %s. Other tests that fail: %q", m.killer, m.breaks, failed.FindAllString(out, -1)), false
+		return fmt.Sprintf("SURVIVED %s: %s. Other tests that fail: %q", m.killer, m.breaks, failed.FindAllString(out, -1)),
+			false
 	case strings.Contains(out, "panic: test timed out"):
 		return "killed by the timeout of " + m.killer, true
 	case strings.Contains(out, "--- FAIL: "+m.killer+" ("):
@@ -257,8 +263,10 @@ func (c *checkout) binary(directory string) string {
 }
 
 // test runs the short tests of a directory that build has compiled.
-func (c *checkout) test(ctx context.Context, directory string, timeout time.Duration, args ...string) (out string, err error) {
-	args = append([]string{"-test.short", "-test.failfast", "-test.parallel=4", "-test.timeout=" + timeout.String()}, args...)
+func (c *checkout) test(ctx context.Context, directory string, timeout time.Duration,
+	args ...string) (out string, err error) {
+	args = append([]string{"-test.short", "-test.failfast", "-test.parallel=4", "-test.timeout=" + timeout.String()},
+		args...)
 	return combined(ctx, filepath.Join(c.dir, directory), c.binary(directory), args...)
 }
 

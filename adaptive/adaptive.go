@@ -1,8 +1,8 @@
 // Package adaptive holds programs to the rate that an upstream accepts, if that is less than its contract.
 //
-// Policies wrap other [ratelimit.Policies], or the definitions in the code. While the upstream throttles nothing, a limit is its
-// contract. When it throttles, the rate falls to a share of the contract, in all processes together, and a Retry-After pauses the
-// key. The key is the account at the upstream.
+// Policies wrap other [ratelimit.Policies], or the definitions in the code. While the upstream throttles nothing, a
+// limit is its contract. When it throttles, the rate falls to a share of the contract, in all processes together, and a
+// Retry-After pauses the key. The key is the account at the upstream.
 //
 //	var Upstream = ratelimit.Define("upstream", ratelimit.PerSecond(100))
 //
@@ -13,8 +13,8 @@
 //	answer := call(account)
 //	err = upstreams.Report(limiter, Upstream.For(account), adaptive.Outcome{Throttled: answer.Status == 429})
 //
-// The Transport of package httplimit reports the responses of an HTTP client. Once an epoch, one process computes the share from
-// the reports of all:
+// The Transport of package httplimit reports the responses of an HTTP client. Once an epoch, one process computes the
+// share from the reports of all:
 //
 //   - More than 1 % throttled: the share is cut to 0.85 of the accepted rate, but to between 0.7 and 0.85 of itself. If at
 //     least half was throttled, it is cut to 0.7 of the accepted rate.
@@ -43,44 +43,46 @@ type Limit struct {
 	// Limit is the definition in the code. Its policy is the contract, unless Config.Policies has another one.
 	//
 	// A share applies to the rate of a TokenBucket or a FixedWindow. Their Capacity stays, so every cost that the contract
-	// allows remains possible, and a bucket that was left alone allows a burst of it. If the upstream minds bursts, give the
-	// contract a small Capacity. The rate of any other kind is its capacity, so it stays as it is. Its share is only
+	// allows remains possible, and a bucket that was left alone allows a burst of it. If the upstream minds bursts, give
+	// the contract a small Capacity. The rate of any other kind is its capacity, so it stays as it is. Its share is only
 	// reported, but a Retry-After pauses it.
 	Limit ratelimit.Limit
-	// Floor is the smallest share of the contract that is allowed, from 0.001 to 1. It keeps some requests coming, which show
-	// when the upstream has recovered. Defaults to 0.1.
+	// Floor is the smallest share of the contract that is allowed, from 0.001 to 1. It keeps some requests coming, which
+	// show when the upstream has recovered. Defaults to 0.1.
 	Floor float64
-	// Growth is the share of the contract that is regained each second without throttling, from 0.001 to 1. Defaults to 0.04.
+	// Growth is the share of the contract that is regained each second without throttling, from 0.001 to 1. Defaults to
+	// 0.04.
 	Growth float64
-	// Epoch is the time over which outcomes are collected before the share changes: from 100ms to an hour. Set it to at least
-	// twice the response time of the upstream. Defaults to 2s.
+	// Epoch is the time over which outcomes are collected before the share changes: from 100ms to an hour. Set it to at
+	// least twice the response time of the upstream. Defaults to 2s.
 	//
 	// An epoch with fewer than ten outcomes is extended to at most ten times its length. With Apply, an epoch ends after a
-	// quarter of its time if more than a fifth was throttled, unless the epoch before ended in a cut. If the database's clock
-	// steps back by more than a minute, the epoch begins again.
+	// quarter of its time if more than a fifth was throttled, unless the epoch before ended in a cut. If the database's
+	// clock steps back by more than a minute, the epoch begins again.
 	Epoch time.Duration
-	// Apply holds requests to the share, and pauses the key when the upstream asks for it. Without Apply, the share is computed
-	// and reported, but requests follow the contract. Begin without it to see its effect.
+	// Apply holds requests to the share, and pauses the key when the upstream asks for it. Without Apply, the share is
+	// computed and reported, but requests follow the contract. Begin without it to see its effect.
 	Apply bool
 }
 
 // Config holds the settings of Policies.
 type Config struct {
-	// Limits are the limits that adapt, each name once. Other limits keep their policies. All programs should have the same
-	// numbers for a name. If they differ, as in a rolling deployment, they use one share of their own contracts, down to
-	// their own Floor.
+	// Limits are the limits that adapt, each name once. Other limits keep their policies. All programs should have the
+	// same numbers for a name. If they differ, as in a rolling deployment, they use one share of their own contracts, down
+	// to their own Floor.
 	Limits []Limit
 	// Policies supplies the contracts, for example a *rules.Set. Defaults to nil: the definitions in the code.
 	Policies ratelimit.Policies
 	// Schema is the schema of the tables that migrations.Up made. Defaults to "ratelimit".
 	Schema string
-	// Local shares nothing with other processes and needs no pool: for tests, and for programs that run once. It computes the
-	// share in the call of Report that ends an epoch. Defaults to false.
+	// Local shares nothing with other processes and needs no pool: for tests, and for programs that run once. It computes
+	// the share in the call of Report that ends an epoch. Defaults to false.
 	Local bool
-	// Observer receives a [ratelimit.ShareChanged] for each new share, and a [ratelimit.Failed] with the verb "report" for each
-	// exchange that failed. Its panics are recovered. Defaults to nil: no events.
+	// Observer receives a [ratelimit.ShareChanged] for each new share, and a [ratelimit.Failed] with the verb "report" for
+	// each exchange that failed. Its panics are recovered. Defaults to nil: no events.
 	Observer ratelimit.Observer
-	// AsOf replaces the database's clock, for tests. Set it to the AsOf of the Limiter. Defaults to nil, the database's clock.
+	// AsOf replaces the database's clock, for tests. Set it to the AsOf of the Limiter. Defaults to nil, the database's
+	// clock.
 	AsOf func() time.Time
 }
 
@@ -93,11 +95,12 @@ const (
 	defaultSchema = "ratelimit"
 )
 
-// Policies are [ratelimit.Policies] whose limits follow their upstreams. They are safe for concurrent use. Make one for a process.
+// Policies are [ratelimit.Policies] whose limits follow their upstreams. They are safe for concurrent use. Make one for
+// a process.
 //
-// A process uses the contract until it has read a share. It reads the share after its first call for a key, and then once an epoch,
-// beside the calls. If it cannot, the last share that it read stays in effect. It keeps the shares of 10,000 keys; the contract is
-// in effect for others.
+// A process uses the contract until it has read a share. It reads the share after its first call for a key, and then
+// once an epoch, beside the calls. If it cannot, the last share that it read stays in effect. It keeps the shares of
+// 10,000 keys; the contract is in effect for others.
 type Policies struct {
 	config Config
 	limits map[string]*Limit // by name, with defaults
@@ -117,8 +120,8 @@ var _ ratelimit.Policies = (*Policies)(nil)
 
 var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
 
-// New returns Policies that share their knowledge over pool. It sends nothing. Errors wrap ratelimit.ErrInvalidConfig and say what
-// to change.
+// New returns Policies that share their knowledge over pool. It sends nothing. Errors wrap ratelimit.ErrInvalidConfig
+// and say what to change.
 func New(pool *pgxpool.Pool, config Config) (*Policies, error) {
 	p := &Policies{config: config, limits: make(map[string]*Limit, len(config.Limits)), of: make(map[bucket]*upstream)}
 	invalid := func(format string, args ...any) (*Policies, error) {
@@ -151,7 +154,8 @@ func New(pool *pgxpool.Pool, config Config) (*Policies, error) {
 
 // withDefaults returns the limit with a number in each field.
 func (l Limit) withDefaults() Limit {
-	l.Floor, l.Growth, l.Epoch = cmp.Or(l.Floor, defaultFloor), cmp.Or(l.Growth, defaultGrowth), cmp.Or(l.Epoch, defaultEpoch)
+	l.Floor, l.Growth, l.Epoch = cmp.Or(l.Floor, defaultFloor), cmp.Or(l.Growth, defaultGrowth),
+		cmp.Or(l.Epoch, defaultEpoch)
 	return l
 }
 
@@ -160,19 +164,23 @@ func (l *Limit) check() error {
 	case l.Limit == ratelimit.Limit{}:
 		return errors.New("it is the zero Limit; make it with ratelimit.Define or NewLimit")
 	case !(l.Floor >= minShare && l.Floor <= 1):
-		return fmt.Errorf("its Floor is %v; it must be a share of the contract from %v to 1, or 0 for %v", l.Floor, minShare, defaultFloor)
+		return fmt.Errorf("its Floor is %v; it must be a share of the contract from %v to 1, or 0 for %v", l.Floor, minShare,
+			defaultFloor)
 	case !(l.Growth >= minShare && l.Growth <= 1):
-		return fmt.Errorf("its Growth is %v; it must be a share of the contract from %v to 1, or 0 for %v", l.Growth, minShare, defaultGrowth)
+		return fmt.Errorf("its Growth is %v; it must be a share of the contract from %v to 1, or 0 for %v", l.Growth,
+			minShare, defaultGrowth)
 	case l.Epoch < minEpoch || l.Epoch > time.Hour:
 		return fmt.Errorf("its Epoch is %v; it must be from %v to 1h, or 0 for %v", l.Epoch, minEpoch, defaultEpoch)
 	}
-	if _, err := ratelimit.NewLimit(l.Limit.Name(), scaled(l.Limit.Policy(), l.Floor)); err != nil && canScale(l.Limit.Policy()) {
+	if _, err := ratelimit.NewLimit(l.Limit.Name(), scaled(l.Limit.Policy(), l.Floor)); err != nil &&
+		canScale(l.Limit.Policy()) {
 		return fmt.Errorf("the contract at its Floor of %v cannot be used; raise the Floor: %w", l.Floor, err)
 	}
 	return nil
 }
 
-// RulingFor returns the ruling of Config.Policies at the share of the key, and with the pause that its upstream asked for.
+// RulingFor returns the ruling of Config.Policies at the share of the key, and with the pause that its upstream asked
+// for.
 func (p *Policies) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit.Ruling {
 	c := p.contractOf(limit, plan, key)
 	of := p.limits[limit.Name()]
@@ -220,7 +228,8 @@ func (p *Policies) Ahead() time.Duration {
 	return 0
 }
 
-// Close prevents further exchanges with the database, and waits until a running one or ctx has ended. You need not call it.
+// Close prevents further exchanges with the database, and waits until a running one or ctx has ended. You need not call
+// it.
 func (p *Policies) Close(ctx context.Context) error {
 	p.state.Lock()
 	p.closed = true

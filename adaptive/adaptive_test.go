@@ -178,8 +178,8 @@ func (f *flipping) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit
 	return f.Policies.RulingFor(limit, plan, key)
 }
 
-// In each span, no more is taken than the contract gives, however the share moves, and a share that changes within a call is no
-// error.
+// In each span, no more is taken than the contract gives, however the share moves, and a share that changes within a
+// call is no error.
 func TestMovingSharesGiveNoTokens(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
@@ -348,7 +348,8 @@ func TestPruneKnowsTheFloor(t *testing.T) {
 	}
 }
 
-// Shares are of few values, so that calls for many keys in a batch have few policies: a batch sends up to 32 statements.
+// Shares are of few values, so that calls for many keys in a batch have few policies: a batch sends up to 32
+// statements.
 func TestFewSharesAreApplied(t *testing.T) {
 	t.Parallel()
 	applied := make(map[float64]bool)

@@ -12,7 +12,8 @@ import (
 // retryAfterReason is the reason of a pause that an upstream asked for.
 const retryAfterReason = "the upstream's Retry-After"
 
-// contract is what decides about a bucket while its upstream throttles nothing: a definition, and the ruling in its place.
+// contract is what decides about a bucket while its upstream throttles nothing: a definition, and the ruling in its
+// place.
 type contract struct {
 	limit  ratelimit.Limit
 	ruling *ratelimit.Ruling // nil: the definition
@@ -27,11 +28,11 @@ type shared struct {
 	ruling *ratelimit.Ruling
 }
 
-// at returns the ruling of the contract at a share, with the later of its own pause and one until an instant. If a policy cannot
-// have the share, for example because it would take over 100 years to fill, it keeps its rate.
+// at returns the ruling of the contract at a share, with the later of its own pause and one until an instant. If a
+// policy cannot have the share, for example because it would take over 100 years to fill, it keeps its rate.
 //
-// A row needs no era for a change of the share: the capacity stays, so its tokens stay as they are, and what arrived since the last
-// call is credited at the share of this one, which is never more than the contract gives.
+// A row needs no era for a change of the share: the capacity stays, so its tokens stay as they are, and what arrived
+// since the last call is credited at the share of this one, which is never more than the contract gives.
 func (c contract) at(share float64, until int64) *ratelimit.Ruling {
 	config := ratelimit.RulingConfig{Eras: []ratelimit.Era{{}}}
 	if c.ruling != nil {
@@ -131,8 +132,8 @@ func scaled(policy ratelimit.Policy, share float64) ratelimit.Policy {
 // steps is the number of shares in which the rate halves.
 const steps = 8
 
-// rounded returns the share that requests are held to: the nearest of a few, so that keys with shares of their own have few
-// policies. Calls of a batch share a statement if they have the same policy.
+// rounded returns the share that requests are held to: the nearest of a few, so that keys with shares of their own have
+// few policies. Calls of a batch share a statement if they have the same policy.
 func rounded(share, floor float64) float64 {
 	if share >= 1 {
 		return 1

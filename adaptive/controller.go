@@ -4,11 +4,11 @@ import (
 	"time"
 )
 
-// The constants of the controller of an adaptive limit. adapting.next is the additive increase and multiplicative decrease of congestion
-// control, on a rate that was measured, once an epoch for all processes.
+// The constants of the controller of an adaptive limit. adapting.next is the additive increase and multiplicative
+// decrease of congestion control, on a rate that was measured, once an epoch for all processes.
 const (
-	// tooMany is the share of throttled tokens above which an epoch ends in a cut. From mostThrottled on, the accepted tokens say little
-	// about the capacity of the upstream. suddenly is the share that ends an epoch early.
+	// tooMany is the share of throttled tokens above which an epoch ends in a cut. From mostThrottled on, the accepted
+	// tokens say little about the capacity of the upstream. suddenly is the share that ends an epoch early.
 	tooMany, suddenly, mostThrottled = 0.01, 0.2, 0.5
 	// A cut leaves at least deepCut while the upstream accepts as much, and at most lightCut.
 	deepCut, lightCut = 0.7, 0.85
@@ -38,8 +38,9 @@ type measured struct {
 	accepted, throttled float64 // tokens
 }
 
-// isOver reports whether the epoch in which m was measured is over. One of few outcomes goes on for a while. One in which the
-// upstream suddenly throttles ends early, unless the epoch before ended in a cut, of which some processes may not know yet.
+// isOver reports whether the epoch in which m was measured is over. One of few outcomes goes on for a while. One in
+// which the upstream suddenly throttles ends early, unless the epoch before ended in a cut, of which some processes may
+// not know yet.
 func (a *adapting) isOver(m measured, afterCut bool) bool {
 	if m.outcomes < fewOutcomes {
 		return m.span >= mostEpochs*a.epoch
@@ -55,8 +56,8 @@ func (a *adapting) isOver(m measured, afterCut bool) bool {
 //	sent < 0.7 of allowed     no change: callers do not want more, so it is unknown whether there is more
 //	else                      allowed, and Growth for each second
 //
-// If the share was not applied to callers, next assumes that they sent the tokens that it allows, and that the upstream accepted as
-// many as it could.
+// If the share was not applied to callers, next assumes that they sent the tokens that it allows, and that the upstream
+// accepted as many as it could.
 func (a *adapting) next(share float64, m measured) (next float64, cut bool) {
 	share = a.clamp(share)
 	if m.outcomes == 0 || m.span <= 0 || m.span > (mostEpochs+1)*a.epoch {
@@ -111,8 +112,8 @@ func (k *known) add(r *report, now int64) {
 	}
 }
 
-// turn begins the next epoch if the present one is over at now, and reports whether it was. An epoch that a wrong clock has begun
-// begins again with the same share.
+// turn begins the next epoch if the present one is over at now, and reports whether it was. An epoch that a wrong clock
+// has begun begins again with the same share.
 func (k *known) turn(a *adapting, now int64) bool {
 	m := measured{time.Duration(now-k.BegunUs) * time.Microsecond, k.Outcomes, k.Accepted, k.Throttled}
 	switch {

@@ -11,8 +11,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// exactShare is what adapting.next promises, in fractions. It is nil if the answer may be one of two, because a float is on the
-// edge between them.
+// exactShare is what adapting.next promises, in fractions. It is nil if the answer may be one of two, because a float
+// is on the edge between them.
 func exactShare(a adapting, share float64, m measured) (next *big.Rat, cut, onEdge bool) {
 	rat := func(f float64) *big.Rat { return new(big.Rat).SetFloat64(f) }
 	times := func(a, b *big.Rat) *big.Rat { return new(big.Rat).Mul(a, b) }
@@ -65,8 +65,8 @@ func exactShare(a adapting, share float64, m measured) (next *big.Rat, cut, onEd
 	return clamp(left.Quo(left, times(rat(a.rate), seconds))), true, onEdge
 }
 
-// Random epochs, one after the other: each answer agrees with the exact model, within the bounds, and the share never grows without
-// demand.
+// Random epochs, one after the other: each answer agrees with the exact model, within the bounds, and the share never
+// grows without demand.
 func TestAdaptingIsExact(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
@@ -160,8 +160,9 @@ func TestEpochIsOver(t *testing.T) {
 	}
 }
 
-// followed is what came of an upstream whose capacity falls from the rate of the contract to 40 % of it and rises again, each for a third of the time. Callers
-// send as much as the limit lets them. The upstream accepts a burst of a second.
+// followed is what came of an upstream whose capacity falls from the rate of the contract to 40 % of it and rises
+// again, each for a third of the time. Callers send as much as the limit lets them. The upstream accepts a burst of a
+// second.
 type followed struct {
 	goodput   float64 // the accepted share of its capacity
 	refused   float64 // the throttled share of the requests
@@ -169,7 +170,8 @@ type followed struct {
 	recovered float64 // how many seconds after the end of the incident
 }
 
-// follow has the controller follow an upstream that takes some seconds to answer, by outcomes that it hears four times in an epoch.
+// follow has the controller follow an upstream that takes some seconds to answer, by outcomes that it hears four times
+// in an epoch.
 func follow(a adapting, third, answers float64) followed {
 	const tick = 0.05
 	type outcomes struct{ accepted, throttled float64 }
@@ -207,7 +209,8 @@ func follow(a adapting, third, answers float64) followed {
 	return u
 }
 
-// The controller was chosen by these figures: of an upstream that answers at once, of a slow one, and of one behind a contract that is small.
+// The controller was chosen by these figures: of an upstream that answers at once, of a slow one, and of one behind a
+// contract that is small.
 func TestAdaptingFollowsAnUpstream(t *testing.T) {
 	t.Parallel()
 	fast := adapting{rate: 100, floor: 0.1, growth: 0.04, epoch: 2 * time.Second, applied: true}

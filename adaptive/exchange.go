@@ -137,7 +137,10 @@ func (p *Policies) collect(now int64) (due []*exchanged) {
 
 // take takes the reports about the key since the latest exchange. u.mu is held.
 func (u *upstream) take(now int64) *exchanged {
-	e := &exchanged{upstream: u, pausedTo: u.retryAt, report: report{outcomes: u.outcomes, accepted: u.accepted, throttled: u.refused}}
+	e := &exchanged{
+		upstream: u, pausedTo: u.retryAt,
+		report: report{outcomes: u.outcomes, accepted: u.accepted, throttled: u.refused},
+	}
 	e.adapting = u.made.Load().adapting(u.of, now)
 	if u.retryAt > now {
 		e.retryAfter = time.Duration(u.retryAt-now) * time.Microsecond
@@ -166,11 +169,14 @@ func (p *Policies) failed(due []*exchanged, unsure bool, err error, began time.T
 			e.giveBack()
 		}
 	}
-	p.tell(ratelimit.Failed{Verb: "report", Limit: name, Err: fmt.Errorf("adaptive: report %q: %w", name, err), Began: began, Elapsed: time.Since(began)})
+	p.tell(ratelimit.Failed{
+		Verb: "report", Limit: name, Err: fmt.Errorf("adaptive: report %q: %w", name, err),
+		Began: began, Elapsed: time.Since(began),
+	})
 }
 
-// learn takes over the state of the keys at now on the database's clock, and tells the observer of changed shares. Rows that
-// another transaction had locked were only read.
+// learn takes over the state of the keys at now on the database's clock, and tells the observer of changed shares. Rows
+// that another transaction had locked were only read.
 func (p *Policies) learn(due []*exchanged, now int64) {
 	behind := p.now() - now
 	for _, e := range due {
@@ -192,7 +198,10 @@ func (p *Policies) learn(due []*exchanged, now int64) {
 		share := e.adapting.clamp(e.known.Share)
 		e.share.Store(math.Float64bits(rounded(share, e.adapting.floor)))
 		if share != before {
-			p.tell(ratelimit.ShareChanged{Limit: e.name, Before: before, Share: share, Applied: e.adapting.applied, Decided: e.turned})
+			p.tell(ratelimit.ShareChanged{
+				Limit: e.name, Before: before, Share: share, Applied: e.adapting.applied,
+				Decided: e.turned,
+			})
 		}
 	}
 }

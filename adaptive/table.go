@@ -17,8 +17,8 @@ import (
 
 // table keeps what all processes know of upstreams.
 type table interface {
-	// exchange writes the reports of due and sets what is known, at now on the table's clock. It leaves out reports whose rows
-	// are locked. forget deletes old rows. After an error, unsure is whether the reports may have been written.
+	// exchange writes the reports of due and sets what is known, at now on the table's clock. It leaves out reports whose
+	// rows are locked. forget deletes old rows. After an error, unsure is whether the reports may have been written.
 	exchange(ctx context.Context, due []*exchanged, forget bool) (now int64, unsure bool, err error)
 }
 
@@ -68,7 +68,8 @@ func newRows(pool *pgxpool.Pool, schema string, asOf func() *int64) *rows {
 		if err != nil {
 			panic(err)
 		}
-		t.sql[name] = strings.ReplaceAll(string(text), defaultSchema+".upstreams", pgx.Identifier{schema, "upstreams"}.Sanitize())
+		t.sql[name] = strings.ReplaceAll(string(text), defaultSchema+".upstreams",
+			pgx.Identifier{schema, "upstreams"}.Sanitize())
 	}
 	return t
 }
@@ -103,7 +104,9 @@ func (t *rows) exchange(ctx context.Context, due []*exchanged, forget bool) (now
 }
 
 // lock locks the rows of the reports, reads those of the others, and sets what is known. It returns the rows to save.
-func (t *rows) lock(ctx context.Context, tx pgx.Tx, due []*exchanged, forget bool) (changed []row, now int64, err error) {
+func (t *rows) lock(ctx context.Context, tx pgx.Tx, due []*exchanged,
+	forget bool,
+) (changed []row, now int64, err error) {
 	byKey := make(map[bucket]*exchanged, len(due))
 	var names, keys, telling, tellingKeys []string
 	for _, e := range due {
@@ -125,8 +128,10 @@ func (t *rows) lock(ctx context.Context, tx pgx.Tx, due []*exchanged, forget boo
 		return err
 	})
 	// Behind the locks, so that an epoch never ends before a report that it has.
-	batch.Queue("SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), row_security_active($2::text)",
-		t.asOf(), pgx.Identifier{t.schema, "upstreams"}.Sanitize()).QueryRow(func(r pgx.Row) error { return r.Scan(&now, &hidden) })
+	batch.Queue("SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint), "+
+		"row_security_active($2::text)",
+		t.asOf(),
+		pgx.Identifier{t.schema, "upstreams"}.Sanitize()).QueryRow(func(r pgx.Row) error { return r.Scan(&now, &hidden) })
 	var read []row
 	batch.Queue(t.sql["read"], names, keys).Query(func(r pgx.Rows) (err error) {
 		read, err = pgx.CollectRows(r, toRow)
@@ -149,7 +154,8 @@ func (t *rows) lock(ctx context.Context, tx pgx.Tx, due []*exchanged, forget boo
 }
 
 func toRow(r pgx.CollectableRow) (k row, err error) {
-	err = r.Scan(&k.name, &k.key, &k.Epoch, &k.BegunUs, &k.SeenUs, &k.Outcomes, &k.Accepted, &k.Throttled, &k.Share, &k.Cut, &k.PausedUntilUs)
+	err = r.Scan(&k.name, &k.key, &k.Epoch, &k.BegunUs, &k.SeenUs, &k.Outcomes, &k.Accepted, &k.Throttled, &k.Share,
+		&k.Cut, &k.PausedUntilUs)
 	return k, err
 }
 
@@ -159,7 +165,8 @@ func (t *rows) save(ctx context.Context, tx pgx.Tx, changed []row) error {
 		column(changed, func(r *row) string { return r.name }), column(changed, func(r *row) string { return r.key }),
 		column(changed, func(r *row) int64 { return r.Epoch }), column(changed, func(r *row) int64 { return r.BegunUs }),
 		column(changed, func(r *row) int64 { return r.SeenUs }), column(changed, func(r *row) int64 { return r.Outcomes }),
-		column(changed, func(r *row) float64 { return r.Accepted }), column(changed, func(r *row) float64 { return r.Throttled }),
+		column(changed, func(r *row) float64 { return r.Accepted }),
+		column(changed, func(r *row) float64 { return r.Throttled }),
 		column(changed, func(r *row) float64 { return r.Share }), column(changed, func(r *row) bool { return r.Cut }),
 		column(changed, func(r *row) int64 { return r.PausedUntilUs }))
 	return err
@@ -184,7 +191,8 @@ func (t *rows) explain(err error) error {
 	case "42P01", "42703", "3F000": // a missing table, column or schema
 		return fmt.Errorf("%w (schema %q): %w", ratelimit.ErrNotMigrated, t.schema, err)
 	case "42501":
-		return fmt.Errorf("%w; on schema %q the role needs USAGE, and SELECT, INSERT, UPDATE and DELETE on its table upstreams: "+
+		return fmt.Errorf("%w; on schema %q the role needs USAGE, and SELECT, INSERT, UPDATE and DELETE on its table "+
+			"upstreams: "+
 			"migrations.Grants has the statements", err, t.schema)
 	}
 	return err

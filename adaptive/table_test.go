@@ -82,7 +82,8 @@ func (p *process) rate(t *testing.T, key string) float64 {
 	return p.limiter.Resolve(api.For(key)).Numbers().Rate
 }
 
-// Processes share what one of them has heard: throttled outcomes, and a Retry-After. They report by the key as it is stored.
+// Processes share what one of them has heard: throttled outcomes, and a Retry-After. They report by the key as it is
+// stored.
 func TestProcessesShare(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)

@@ -16,8 +16,8 @@ const (
 	maxUpstreams = 10_000
 	// maxPause bounds a pause that an upstream asks for.
 	maxPause = 24 * time.Hour
-	// exchanges is how often in an epoch a process writes its reports, and urgentExchanges how often it may if an upstream asks
-	// for a pause.
+	// exchanges is how often in an epoch a process writes its reports, and urgentExchanges how often it may if an upstream
+	// asks for a pause.
 	exchanges, urgentExchanges = 4, 20
 )
 
@@ -51,22 +51,23 @@ type upstream struct {
 type Outcome struct {
 	// Throttled reports whether the upstream refused the request because there were too many, as with the HTTP status 429.
 	Throttled bool
-	// RetryAfter is the time for which the upstream wants no requests, as in its Retry-After header; 0 if it sent none. If the
-	// limit has Apply, the key is paused for that time in all processes. More than a day counts as a day.
+	// RetryAfter is the time for which the upstream wants no requests, as in its Retry-After header; 0 if it sent none. If
+	// the limit has Apply, the key is paused for that time in all processes. More than a day counts as a day.
 	RetryAfter time.Duration
 }
 
-// Report reports the outcome of a request to the upstream of a limit of Config.Limits. The outcome is weighted by the cost of the
-// request. Report each request once, including accepted ones, but not requests that the limit refused. limiter is the one that
-// decided about the request; it knows how the key is stored.
+// Report reports the outcome of a request to the upstream of a limit of Config.Limits. The outcome is weighted by the
+// cost of the request. Report each request once, including accepted ones, but not requests that the limit refused.
+// limiter is the one that decided about the request; it knows how the key is stored.
 //
-// It returns at once. Outcomes are counted in memory, and written to the database four times an epoch, beside the calls. If a write
-// failed, the Observer receives a [ratelimit.Failed], and its outcomes are written next time, unless they may have been written.
-// If a process dies, its unwritten outcomes are lost. Outcomes count even if the transaction of the call rolls back. While another
-// transaction holds the row of a key, the outcomes of that key stay in memory.
+// It returns at once. Outcomes are counted in memory, and written to the database four times an epoch, beside the
+// calls. If a write failed, the Observer receives a [ratelimit.Failed], and its outcomes are written next time, unless
+// they may have been written. If a process dies, its unwritten outcomes are lost. Outcomes count even if the
+// transaction of the call rolls back. While another transaction holds the row of a key, the outcomes of that key stay
+// in memory.
 //
-// It returns ratelimit.ErrInvalidRequest for a limit that is not in Config.Limits and for a RetryAfter below 0, and the errors of
-// [ratelimit.Limiter.StoredKey] and of an invalid cost.
+// It returns ratelimit.ErrInvalidRequest for a limit that is not in Config.Limits and for a RetryAfter below 0, and the
+// errors of [ratelimit.Limiter.StoredKey] and of an invalid cost.
 func (p *Policies) Report(limiter *ratelimit.Limiter, request ratelimit.Request, o Outcome) error {
 	limit, cost := request.Limit(), request.Tokens()
 	invalid := func(kind error, format string, args ...any) error {
@@ -111,8 +112,8 @@ func (p *Policies) contractOf(limit ratelimit.Limit, plan, key string) contract 
 	return c
 }
 
-// ruling returns the ruling of the contract for the upstream. With Apply it is never nil: a call may name a bucket twice, and a
-// Limiter accepts two rulings for it, because they can be versions of one, but no ruling beside one.
+// ruling returns the ruling of the contract for the upstream. With Apply it is never nil: a call may name a bucket
+// twice, and a Limiter accepts two rulings for it, because they can be versions of one, but no ruling beside one.
 func (u *upstream) ruling(c contract, now int64) *ratelimit.Ruling {
 	share, until := math.Float64frombits(u.share.Load()), u.pausedUntil.Load()
 	if until <= now {
@@ -160,7 +161,8 @@ func (p *Policies) sweep(now int64) bool {
 	p.sweptAt = now
 	for k, u := range p.of {
 		u.mu.Lock()
-		if !u.used.Load() && u.outcomes == 0 && u.askedAt.Load()+u.of.Epoch.Microseconds() < now && u.pausedUntil.Load() < now {
+		if !u.used.Load() && u.outcomes == 0 && u.askedAt.Load()+u.of.Epoch.Microseconds() < now &&
+			u.pausedUntil.Load() < now {
 			delete(p.of, k)
 		}
 		u.mu.Unlock()

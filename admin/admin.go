@@ -1,5 +1,6 @@
-// Package admin is a page for the operators of limits. It shows the buckets and refusals of each limit, the keys that owe
-// tokens, the open reservations, and the rules with their authors. Operators with permission can change rules and buckets on it.
+// Package admin is a page for the operators of limits. It shows the buckets and refusals of each limit, the keys that
+// owe tokens, the open reservations, and the rules with their authors. Operators with permission can change rules and
+// buckets on it.
 //
 //	page, err := admin.New(limiter, set, admin.Config{
 //		Pool:   pool,
@@ -11,19 +12,19 @@
 //	})
 //	mux.Handle("/admin/limits/", page)
 //
-// You can mount it under any prefix, with http.StripPrefix or without: its links are relative, and the last element of the
-// path is the name of a page. Only users that Authorize accepts see anything, and there is no default.
+// You can mount it under any prefix, with http.StripPrefix or without: its links are relative, and the last element of
+// the path is the name of a page. Only users that Authorize accepts see anything, and there is no default.
 //
 // # Database load
 //
-// Each part of a page is a bounded number of reads, which together have two seconds. If a part takes longer or fails, the page
-// says so in its place and shows the others. If no part can be read, the status is 503. Changes go through the Limiter and
-// through a rules.Store, with Identity.Name as their author.
+// Each part of a page is a bounded number of reads, which together have two seconds. If a part takes longer or fails,
+// the page says so in its place and shows the others. If no part can be read, the status is 503. Changes go through the
+// Limiter and through a rules.Store, with Identity.Name as their author.
 //
 // # Keys and privacy
 //
-// Keys are shown as they are stored, as text; characters that would hide or reverse other text are escaped. No log line and no
-// title contains a key. The address of a key's page has it in its query, which browsers send to no other site.
+// Keys are shown as they are stored, as text; characters that would hide or reverse other text are escaped. No log line
+// and no title contains a key. The address of a key's page has it in its query, which browsers send to no other site.
 package admin
 
 import (
@@ -53,8 +54,8 @@ type Identity struct {
 type Config struct {
 	// Pool is the database that the page reads, and on which it changes rules. Required.
 	Pool *pgxpool.Pool
-	// Authorize returns who makes a request, from what your code has verified: a session, or a header that a proxy of yours
-	// sets and clients cannot. With an error the answer is 403, and the error is not shown. Required.
+	// Authorize returns who makes a request, from what your code has verified: a session, or a header that a proxy of
+	// yours sets and clients cannot. With an error the answer is 403, and the error is not shown. Required.
 	Authorize func(*http.Request) (Identity, error)
 	// Limits are the limits as they are defined in the code, which no table says. Of others the page knows the policy only
 	// where they have a stored rule. Defaults to none.
@@ -81,8 +82,8 @@ type Handler struct {
 	pages      pages
 }
 
-// New returns the page of a limiter. set is the limiter's Config.Policies. If it is nil, the page shows no rules. The error
-// wraps ErrInvalidConfig and says what to change.
+// New returns the page of a limiter. set is the limiter's Config.Policies. If it is nil, the page shows no rules. The
+// error wraps ErrInvalidConfig and says what to change.
 func New(limiter *ratelimit.Limiter, set *rules.Set, config Config) (*Handler, error) {
 	if err := config.validate(limiter, set); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
@@ -119,7 +120,8 @@ func (c Config) validate(limiter *ratelimit.Limiter, set *rules.Set) error {
 	}
 	switch {
 	case set != nil && !limiter.HasPolicies():
-		return errors.New("the limiter does not decide by the set; give it to ratelimit.Config.Policies, or pass nil for it here")
+		return errors.New("the limiter does not decide by the set; give it to ratelimit.Config.Policies, or pass nil for " +
+			"it here")
 	case c.Pool == nil:
 		return errors.New("Config has no Pool; pass the one that the limiter works on")
 	case c.Authorize == nil:

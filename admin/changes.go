@@ -123,8 +123,9 @@ func (v *visit) deadline() (context.Context, context.CancelFunc) {
 	return context.WithTimeout(v.r.Context(), 2*partTimeout)
 }
 
-// request returns the request for the bucket that the form names. If plans have rules, the form must name the key's plan, or none
-// by a space, because no table has it. With the capacity of another plan a reset or a credit could remove tokens.
+// request returns the request for the bucket that the form names. If plans have rules, the form must name the key's
+// plan, or none by a space, because no table has it. With the capacity of another plan a reset or a credit could remove
+// tokens.
 func (v *visit) request(ctx context.Context) (ratelimit.Request, error) {
 	name := v.r.PostForm.Get("limit")
 	limit, known := v.limitOf(name)

@@ -60,7 +60,8 @@ func TestTablesAreMissing(t *testing.T) {
 	}
 }
 
-// TestSlowPartLeavesTheOthers locks one table. The parts of a page that read it fail after two seconds; the others are shown.
+// TestSlowPartLeavesTheOthers locks one table. The parts of a page that read it fail after two seconds; the others are
+// shown.
 func TestSlowPartLeavesTheOthers(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "waits for the two seconds that a part of a page may take")

@@ -52,13 +52,14 @@ func (s chartSpan) around(now time.Time) (since, until time.Time) {
 type refusalBars struct {
 	// Bars are in the order of the minutes.
 	Bars []bar
-	// Refused is the number of refusals, and Cost the sum of their costs in tokens. Highest is the most refusals of one bar.
+	// Refused is the number of refusals, and Cost the sum of their costs in tokens. Highest is the most refusals of one
+	// bar.
 	Refused, Highest int64
 	// Allowed is the number of allowed requests. Top is the upper end of the axis: a round number.
 	Allowed, Top int64
 	Cost         float64
-	// Since is the start of the first minute. Late reports whether it is later than the requested start, because there are too many
-	// rows.
+	// Since is the start of the first minute. Late reports whether it is later than the requested start, because there are
+	// too many rows.
 	Since time.Time
 	Late  bool
 	// Span is the time that is shown.

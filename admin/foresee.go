@@ -9,7 +9,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// nextPolicy is what an override would change of a key on a plan: its policy before and after, in words, and what the key will have.
+// nextPolicy is what an override would change of a key on a plan: its policy before and after, in words, and what the
+// key will have.
 type nextPolicy struct{ Plan, Before, After, Outlook string }
 
 // previewOverride shows what an override would do, and changes nothing.
@@ -55,7 +56,10 @@ func (v *visit) foresee(body *keyBody, limit ratelimit.Limit) {
 		after := o.PolicyOn(l.Plan, func(plan string) ratelimit.Policy {
 			return policyOf(body.Rules.Shows.Rules, body.Limit, plan, limit.Policy(), body.Now)
 		})
-		body.Next = append(body.Next, nextPolicy{l.Plan, policyText(before), policyText(after), rules.Outlook(before, after, o.OnChange, body.Now, left...)})
+		body.Next = append(body.Next, nextPolicy{
+			l.Plan, policyText(before), policyText(after),
+			rules.Outlook(before, after, o.OnChange, body.Now, left...),
+		})
 	}
 }
 

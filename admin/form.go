@@ -29,8 +29,8 @@ type form url.Values
 // text returns a field.
 func (f form) text(name string) string { return strings.TrimSpace(url.Values(f).Get(name)) }
 
-// writtenNumber is how numbers are written in forms. A comma stands only before three digits of a larger number: who writes
-// 1,5 for one and a half is not taken to mean 15.
+// writtenNumber is how numbers are written in forms. A comma stands only before three digits of a larger number: who
+// writes 1,5 for one and a half is not taken to mean 15.
 var writtenNumber = regexp.MustCompile(`^(\d+|\d{1,3}(,\d{3})+)?(\.\d+)?([eE][+-]?\d{1,3})?$`)
 
 // amount returns a number of tokens, and nil where the field is left out.
@@ -95,8 +95,9 @@ func (f form) instant(name string) (time.Time, error) {
 func (f form) rule() (rules.Rule, error) {
 	policy, err := f.policy()
 	return rules.Rule{
-		Limit: f.text("limit"), Plan: f.text("plan"), Policy: policy, Mode: ratelimit.Mode(f.text("mode")), OnChange: ratelimit.OnChange(f.text("on_change")),
-		Unit: f.text("unit"), Description: f.text("description"),
+		Limit: f.text("limit"), Plan: f.text("plan"), Policy: policy, Mode: ratelimit.Mode(f.text("mode")),
+		OnChange: ratelimit.OnChange(f.text("on_change")),
+		Unit:     f.text("unit"), Description: f.text("description"),
 	}, err
 }
 

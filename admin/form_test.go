@@ -32,7 +32,8 @@ func TestFormHoldsEveryKind(t *testing.T) {
 	}
 }
 
-// FuzzForm parses a filled-in form. The result is an error of the form, or a rule that survives a round trip through a form.
+// FuzzForm parses a filled-in form. The result is an error of the form, or a rule that survives a round trip through a
+// form.
 func FuzzForm(f *testing.F) {
 	for _, query := range []string{
 		"", "kind=token+bucket&rate=10&period=1m&capacity=1,000.5&shards=4", "kind=concurrency&most=5&lease=90s",

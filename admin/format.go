@@ -18,7 +18,8 @@ import (
 // functions are what the templates call.
 func functions() template.FuncMap {
 	return template.FuncMap{
-		"link": link, "number": number, "whole": whole[int64], "span": span, "clock": clock, "stamp": stamp, "micros": micros, "when": when, "spell": spell,
+		"link": link, "number": number, "whole": whole[int64], "span": span, "clock": clock, "stamp": stamp, "micros": micros,
+		"when": when, "spell": spell,
 		"plural": plural[int64], "several": plural[int], "modeClass": modeClass,
 		"isPast": isPast, "fieldsOf": fieldsOf, "inWords": inWords, "dict": dict, "title": title,
 	}
@@ -156,7 +157,8 @@ func when(at, now time.Time) string {
 	}
 }
 
-// glyphs is a piece of a key. Where Code is set it stands for a character that cannot be seen, or that turns text around.
+// glyphs is a piece of a key. Where Code is set it stands for a character that cannot be seen, or that turns text
+// around.
 type glyphs struct {
 	Text string
 	Code bool

@@ -27,7 +27,8 @@ var (
 // hidden are characters that hide or turn around other text.
 const hidden = "\u202e\u200b\u2066"
 
-// TestHostileKeysAreText opens each page that can show a key, and requires that the key is text there and breaks no markup.
+// TestHostileKeysAreText opens each page that can show a key, and requires that the key is text there and breaks no
+// markup.
 func TestHostileKeysAreText(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

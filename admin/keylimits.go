@@ -27,8 +27,8 @@ type keyLimitsBody struct {
 // keyLimit is what a limit has about a key.
 type keyLimit struct {
 	inspect.View
-	// Why says why a request of the usual cost is refused, and Until when it is allowed. Empty: it is allowed, or the level
-	// is not known.
+	// Why says why a request of the usual cost is refused, and Until when it is allowed. Empty: it is allowed, or the
+	// level is not known.
 	Why   string
 	Until time.Time
 	// Refused is the number of refusals in the last hour, and Held the leases.
@@ -45,7 +45,10 @@ func (v *visit) keyLimits(key string) {
 		return v.list(ctx, rules.ListQuery{Key: &key})
 	})
 	body.Waiting = ask(g, "the reservations", func(ctx context.Context) (inspect.Reservations, error) {
-		return v.reader.Reservations(ctx, inspect.ReservationQuery{State: string(ratelimit.Open), Key: &key, Most: mostWaiting})
+		return v.reader.Reservations(ctx, inspect.ReservationQuery{
+			State: string(ratelimit.Open), Key: &key,
+			Most: mostWaiting,
+		})
 	})
 	g.wait()
 	body.Now = cmp.Or(body.Rules.Shows.Now, time.Now()) // of this machine where nothing could be read
@@ -80,7 +83,8 @@ func (v *visit) limitsOf(ctx context.Context, body *keyLimitsBody, minutes []ins
 	if err != nil {
 		return nil, err
 	}
-	last := inspect.SeenQuery{Keys: []string{body.Key}, Since: body.Now.Add(-ratelimit.Day), Until: body.Now.Add(time.Minute)}
+	last := inspect.SeenQuery{Keys: []string{body.Key}, Since: body.Now.Add(-ratelimit.Day)}
+	last.Until = body.Now.Add(time.Minute)
 	seen, err := v.reader.Seen(ctx, last)
 	if err != nil {
 		return nil, err

@@ -42,8 +42,8 @@ type keyBody struct {
 	// Older is the version before which the history goes on; 0: this is all.
 	Older int64
 	Now   time.Time
-	// Form is what the form of an override says, Problem what is wrong with it, Says the override, and Next what it would do: on each plan
-	// if the key's plan is not known.
+	// Form is what the form of an override says, Problem what is wrong with it, Says the override, and Next what it would
+	// do: on each plan if the key's plan is not known.
 	Form          url.Values
 	Kind          string // of the policy in the form: the one of the limit
 	Problem, Says string
@@ -53,8 +53,8 @@ type keyBody struct {
 // keyState is a bucket, and what its page computes from it.
 type keyState struct {
 	inspect.View
-	// FullIn is the time until the bucket is full, and OneIn until it gives a token. If it never gives one, or always does,
-	// Gives says so.
+	// FullIn is the time until the bucket is full, and OneIn until it gives a token. If it never gives one, or always
+	// does, Gives says so.
 	FullIn, OneIn time.Duration
 	Gives         string
 	// IsWindow is whether its last change is the beginning of its count.

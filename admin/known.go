@@ -21,7 +21,8 @@ func (v *visit) list(ctx context.Context, query rules.ListQuery) (list rules.Lis
 	return v.store.List(ctx, query)
 }
 
-// limitOf returns the limit of this name as the code defines it, or else as the loaded rules do, and false if neither does.
+// limitOf returns the limit of this name as the code defines it, or else as the loaded rules do, and false if neither
+// does.
 func (h *Handler) limitOf(name string) (ratelimit.Limit, bool) {
 	if limit, ok := h.defined[name]; ok {
 		return limit, true

@@ -67,7 +67,10 @@ const byKey, byLevel, byChange = "key", "level", "last change"
 // limit shows one limit.
 func (v *visit) limit() {
 	query := v.r.URL.Query()
-	body := limitBody{Name: query.Get("name"), Prefix: query.Get("prefix"), Span: spanOf(query.Get("range")), Spans: spans()}
+	body := limitBody{
+		Name: query.Get("name"), Prefix: query.Get("prefix"), Span: spanOf(query.Get("range")),
+		Spans: spans(),
+	}
 	if body.Name == "" {
 		v.say(http.StatusNotFound, noLimit)
 		return
@@ -97,7 +100,8 @@ func (v *visit) limit() {
 		return v.buckets(ctx, s, asked)
 	})
 	body.Global = ask(g, "a bucket", func(ctx context.Context) (*inspect.View, error) { return v.globalView(ctx, s) })
-	body.Owing = ask(g, "what is owed", func(ctx context.Context) (owingList, error) { return v.owingFor(ctx, s, body.Name, nil, 0) })
+	body.Owing = ask(g, "what is owed",
+		func(ctx context.Context) (owingList, error) { return v.owingFor(ctx, s, body.Name, nil, 0) })
 	body.Hours = v.hours(g, body.Span, []string{body.Name}, body.Now)
 	top := refusals.TopConfig{By: refusals.ByKey, Limit: body.Name, Most: mostTop}
 	body.Top = v.top(g, top, body.Span, body.Now)
@@ -125,7 +129,8 @@ func (v *visit) isUnheard(name string, now time.Time) bool {
 	if v.store != nil && err == nil {
 		changes, err = v.store.History(ctx, rules.HistoryQuery{Limit: name, Most: 1})
 	}
-	return cmp.Or(err, fails, failed) == nil && len(buckets)+len(reserved.List)+len(refused)+len(changes) == 0 && reserved.Next == nil
+	return cmp.Or(err, fails, failed) == nil && len(buckets)+len(reserved.List)+len(refused)+len(changes) == 0 &&
+		reserved.Next == nil
 }
 
 // afterOf returns the key after which a page begins, and nil for the first.
@@ -163,7 +168,8 @@ func (v *visit) buckets(ctx context.Context, s subject, query inspect.BucketQuer
 	return list, err
 }
 
-// sorted returns the first buckets in this order. No index has the order, so sorted reads the first buckets by key and sorts them.
+// sorted returns the first buckets in this order. No index has the order, so sorted reads the first buckets by key and
+// sorts them.
 func (v *visit) sorted(ctx context.Context, s subject, query inspect.BucketQuery, order string) (bucketList, error) {
 	list := bucketList{First: true, Sort: order}
 	found, err := v.reader.Buckets(ctx, query)
@@ -208,12 +214,15 @@ func (v *visit) levels(ctx context.Context, s subject, found []inspect.Bucket) (
 	if err != nil {
 		return nil, err
 	}
-	return inspect.Views(ctx, v.limiter, found, func(inspect.Bucket) (ratelimit.Limit, []string) { return s.limit, s.plans }, seen)
+	return inspect.Views(ctx, v.limiter, found,
+		func(inspect.Bucket) (ratelimit.Limit, []string) { return s.limit, s.plans }, seen)
 }
 
-// seen returns on which plans the keys of buckets were seen in the last day, unless plans make no difference. If that cannot be
-// read in half of the time of a part, no plan is known, and the levels are there nevertheless.
-func (v *visit) seen(ctx context.Context, s subject, buckets ...inspect.Bucket) (map[inspect.BucketID]*inspect.Seen, error) {
+// seen returns on which plans the keys of buckets were seen in the last day, unless plans make no difference. If that
+// cannot be read in half of the time of a part, no plan is known, and the levels are there nevertheless.
+func (v *visit) seen(ctx context.Context, s subject,
+	buckets ...inspect.Bucket,
+) (map[inspect.BucketID]*inspect.Seen, error) {
 	if len(s.plans) == 0 {
 		return nil, nil //nolint:nilnil // nothing to know
 	}

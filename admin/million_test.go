@@ -14,8 +14,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// TestPagesOfAMillionBuckets prints how long each page takes with a million buckets, 600,000 rows of refusals, 100,000 reservations and
-// 20,000 overrides. Of five loads of each, the fastest takes less than a second. docs/admin.md has the figures.
+// TestPagesOfAMillionBuckets prints how long each page takes with a million buckets, 600,000 rows of refusals, 100,000
+// reservations and 20,000 overrides. Of five loads of each, the fastest takes less than a second. docs/admin.md has the
+// figures.
 func TestPagesOfAMillionBuckets(t *testing.T) { //nolint:paralleltest // it measures
 	testsize.Nightly(t, "writes 1.7 million rows, and measures")
 	f := setup(t)

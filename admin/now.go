@@ -34,7 +34,8 @@ type nowBody struct {
 	Limit string
 	Span  chartSpan
 	Spans []chartSpan
-	// Keys and Limits have the most refusals. Used are buckets of which most is used; Cut reports whether others were not read.
+	// Keys and Limits have the most refusals. Used are buckets of which most is used; Cut reports whether others were not
+	// read.
 	Keys, Limits *part[topList]
 	// Takers have the most allowed requests.
 	Takers *part[topList]
@@ -57,7 +58,8 @@ func (v *visit) now() {
 	body.Keys = v.top(g, top, body.Span, body.Now)
 	top.By = refusals.ByLimit
 	body.Limits = v.top(g, top, body.Span, body.Now)
-	body.Takers = v.top(g, refusals.TopConfig{By: refusals.ByKey, Limit: body.Limit, Allowed: true, Most: mostTop}, body.Span, body.Now)
+	body.Takers = v.top(g, refusals.TopConfig{By: refusals.ByKey, Limit: body.Limit, Allowed: true, Most: mostTop},
+		body.Span, body.Now)
 	body.Used = ask(g, "the most used buckets", func(ctx context.Context) ([]inspect.View, error) {
 		day := body.Now.Add(-ratelimit.Day)
 		used := inspect.UsedQuery{Limit: body.Limit, Since: day, Look: lookUsed, Most: 2 * mostTop}

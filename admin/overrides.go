@@ -64,8 +64,8 @@ func cut(list *rules.Listing) *rules.Bucket {
 	return next
 }
 
-// lastWhole returns the last bucket whose statements are complete: the statements of the last bucket may go on after this page. If
-// all statements are of one bucket, it returns that bucket.
+// lastWhole returns the last bucket whose statements are complete: the statements of the last bucket may go on after
+// this page. If all statements are of one bucket, it returns that bucket.
 func lastWhole(statements []rules.Statement) rules.Bucket {
 	bucketOf := func(s rules.Statement) rules.Bucket { return rules.Bucket{Limit: s.Limit, Key: s.Key} }
 	last := bucketOf(statements[len(statements)-1])

@@ -12,7 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// mostLimits is how many limits the first page shows at a time, and mostSearched how many stored names a search looks at.
+// mostLimits is how many limits the first page shows at a time, and mostSearched how many stored names a search looks
+// at.
 const mostLimits, mostSearched = 25, 1000
 
 // overviewBody is what the page of all limits shows.
@@ -64,7 +65,8 @@ func (v *visit) overview() {
 	list := body.Rules.Shows
 	names := namesAfter(after, body.Names.Shows, slices.Collect(maps.Keys(v.defined)), list.Rules)
 	body.Search = search
-	names = slices.DeleteFunc(names, func(name string) bool { return !strings.Contains(strings.ToLower(name), strings.ToLower(search)) })
+	names = slices.DeleteFunc(names,
+		func(name string) bool { return !strings.Contains(strings.ToLower(name), strings.ToLower(search)) })
 	if len(names) > mostLimits {
 		names = names[:mostLimits]
 		body.Next = names[mostLimits-1]

@@ -53,9 +53,12 @@ func (v *visit) owing() {
 	g.show("owed.html", page{Title: "Owed of " + body.Limit, Here: "limits", Body: body})
 }
 
-// owingFor searches for buckets that owe now. It ends when it has enough, has seen all buckets, or has searched for so long,
-// because the table has no index for it. A row shows what its bucket owed at the last change, and the bucket may owe less now.
-func (v *visit) owingFor(ctx context.Context, s subject, name string, after *string, long time.Duration) (list owingList, err error) {
+// owingFor searches for buckets that owe now. It ends when it has enough, has seen all buckets, or has searched for so
+// long, because the table has no index for it. A row shows what its bucket owed at the last change, and the bucket may
+// owe less now.
+func (v *visit) owingFor(ctx context.Context, s subject, name string, after *string,
+	long time.Duration,
+) (list owingList, err error) {
 	began := time.Now()
 	for list.Next = after; ; {
 		query := inspect.OwingQuery{Limit: name, Look: lookOwing, Most: mostOwing}
@@ -70,7 +73,8 @@ func (v *visit) owingFor(ctx context.Context, s subject, name string, after *str
 		if err != nil {
 			return owingList{}, err
 		}
-		list.Rows = append(list.Rows, slices.DeleteFunc(rows, func(b inspect.View) bool { return (b.Level != nil || b.OnPlans != nil) && b.Owed() == 0 })...)
+		list.Rows = append(list.Rows, slices.DeleteFunc(rows,
+			func(b inspect.View) bool { return (b.Level != nil || b.OnPlans != nil) && b.Owed() == 0 })...)
 		if found.Next == nil {
 			list.Next = nil
 			return list, nil

@@ -49,8 +49,8 @@ func TestPreviewOfMoreThanItLooksAt(t *testing.T) {
 	require.Contains(t, page, "There are more refusals than a page reads: counted from 2")
 }
 
-// TestAtMostIsAnUpperBound plays an hour under a rule and under a larger one: of what the first refused, no more than the bound
-// goes through under the second.
+// TestAtMostIsAnUpperBound plays an hour under a rule and under a larger one: of what the first refused, no more than
+// the bound goes through under the second.
 func TestAtMostIsAnUpperBound(t *testing.T) {
 	t.Parallel()
 	for seed := range testsize.Of[uint64](60, 150) {

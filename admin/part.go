@@ -38,8 +38,8 @@ type gather struct {
 	failed   int
 }
 
-// group runs functions side by side. A panic of one goes on where they are waited for: net/http ends a request whose handler
-// panics, and a panic anywhere else would end the program.
+// group runs functions side by side. A panic of one goes on where they are waited for: net/http ends a request whose
+// handler panics, and a panic anywhere else would end the program.
 type group struct {
 	running  sync.WaitGroup
 	mu       sync.Mutex
@@ -104,11 +104,13 @@ func (g *gather) isDown() bool { return g.asked > 0 && g.failed == g.asked }
 func isSaid(err error) bool {
 	return slices.ContainsFunc([]error{
 		rules.ErrInvalid, rules.ErrNotFound, inspect.ErrInvalid, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidCost,
-		ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidRequest, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrNotReserved, ratelimit.ErrReservationEnded,
+		ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidRequest, ratelimit.ErrCostExceedsCapacity, ratelimit.ErrNotReserved,
+		ratelimit.ErrReservationEnded,
 	}, func(asked error) bool { return errors.Is(err, asked) })
 }
 
-// faultOf returns a sentence for the operator: the fault and what to do. It contains nothing of the error's text, which is logged.
+// faultOf returns a sentence for the operator: the fault and what to do. It contains nothing of the error's text, which
+// is logged.
 func faultOf(err error) string {
 	switch kind := telemetry.ErrorType(err); {
 	case isSaid(err):
@@ -120,16 +122,21 @@ func faultOf(err error) string {
 	case errors.Is(err, ratelimit.ErrNotMigrated), kind == "42P01", kind == "42703", kind == "3F000":
 		return "A table, a column or a function is missing. Run migrations.Up of this version, and load the page again."
 	case errors.Is(err, ratelimit.ErrHashKeyMismatch):
-		return "The keys in the tables are stored under another HashKey than this program has. Give it the HashKey that the other programs have."
+		return "The keys in the tables are stored under another HashKey than this program has. Give it the HashKey that " +
+			"the other programs have."
 	case errors.Is(err, ratelimit.ErrPoolerMode):
-		return "A pooler in transaction mode loses the statements that this program prepares. Connect with default_query_exec_mode=cache_describe."
+		return "A pooler in transaction mode loses the statements that this program prepares. Connect with " +
+			"default_query_exec_mode=cache_describe."
 	case kind == "42501":
 		return "The role of this program lacks a privilege. migrations.Grants has the statements that grant it."
 	case kind == "timeout", kind == "57014":
-		return "The database took longer than 2 seconds. Load the page again. If that does not help, check the load of the database."
+		return "The database took longer than 2 seconds. Load the page again. If that does not help, check the load of the " +
+			"database."
 	case kind == "connection", kind == "closed", kind == "57P01", kind == "57P03", kind == "53300":
-		return "The database cannot be reached, so all requests are refused. Check that it runs and accepts connections, and load the page again."
-	case errors.Is(err, errBusy), errors.Is(err, ratelimit.ErrContended), errors.Is(err, ratelimit.ErrOverloaded), kind == "40001", kind == "40P01":
+		return "The database cannot be reached, so all requests are refused. Check that it runs and accepts connections, " +
+			"and load the page again."
+	case errors.Is(err, errBusy), errors.Is(err, ratelimit.ErrContended), errors.Is(err, ratelimit.ErrOverloaded),
+		kind == "40001", kind == "40P01":
 		return "Other transactions used the same rows. Try again."
 	}
 	return "The database returned an error. It is in the log of the program. Correct it, and load the page again."

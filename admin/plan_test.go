@@ -33,7 +33,8 @@ func setupPlans(t *testing.T) *planned {
 	return f
 }
 
-// decide makes a call that takes a token, and one that is refused, and returns how many tokens are left. The refusal is written.
+// decide makes a call that takes a token, and one that is refused, and returns how many tokens are left. The refusal is
+// written.
 func (f *planned) decide(key, plan string) string {
 	f.Helper()
 	request := messages.For(key).Plan(plan)
@@ -45,8 +46,8 @@ func (f *planned) decide(key, plan string) string {
 	return admin.Number(f.Value(f, request).Tokens)
 }
 
-// The page of a bucket and the list show what the program decides: on the plan of the last refusal, after a change of plan, with an
-// override, and after a raise. Without a known plan they show the levels on each, and no bar.
+// The page of a bucket and the list show what the program decides: on the plan of the last refusal, after a change of
+// plan, with an override, and after a raise. Without a known plan they show the levels on each, and no bar.
 func TestLevelsOnPlans(t *testing.T) {
 	t.Parallel()
 	f := setupPlans(t)

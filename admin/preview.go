@@ -108,7 +108,8 @@ func effectOf(before, after rules.Rule, all refusalBars, sums []refusals.Sum, of
 	return e
 }
 
-// mostGiven returns the most that a bucket can give in a span. Slots come back whenever their holders like: there is no bound.
+// mostGiven returns the most that a bucket can give in a span. Slots come back whenever their holders like: there is no
+// bound.
 func mostGiven(n ratelimit.Numbers, span time.Duration) float64 {
 	periods := float64(span) / float64(n.Period)
 	switch n.Kind {

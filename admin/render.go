@@ -98,7 +98,8 @@ func (h *Handler) behind() string {
 	case age == math.MaxInt64:
 		return "This process has not loaded the rules yet. Decisions and levels use the definitions in the code." + mend
 	case age > mostBehind:
-		return "This process has not read the tables for " + span(age) + ". It decides by version " + whole(h.set.Version()) + " of the rules." + mend
+		return "This process has not read the tables for " + span(age) + ". It decides by version " + whole(h.set.Version()) +
+			" of the rules." + mend
 	}
 	return ""
 }

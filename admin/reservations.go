@@ -67,8 +67,12 @@ type lifeStep struct {
 func (v *visit) reservations() {
 	query := v.r.URL.Query()
 	body := reservationsBody{
-		State: query.Get("state"), Limit: query.Get("limit"), Key: query.Get("key"), OfKey: query.Has("key"), First: !query.Has("after"),
-		States: []string{string(ratelimit.Open), waiting, string(ratelimit.Settled), string(ratelimit.Cancelled), string(ratelimit.Expired)},
+		State: query.Get("state"), Limit: query.Get("limit"), Key: query.Get("key"), OfKey: query.Has("key"),
+		First: !query.Has("after"),
+		States: []string{
+			string(ratelimit.Open), waiting, string(ratelimit.Settled), string(ratelimit.Cancelled),
+			string(ratelimit.Expired),
+		},
 	}
 	if !query.Has("state") {
 		body.State = string(ratelimit.Open)

@@ -108,7 +108,8 @@ func (v *visit) putRule(ctx context.Context) (done, error) {
 	if err != nil {
 		return done{}, err
 	}
-	err = v.changeRule(ctx, r.Limit, r.Plan, func(store *rules.Store) (rules.Applied, error) { return store.Put(ctx, edit, r) })
+	err = v.changeRule(ctx, r.Limit, r.Plan,
+		func(store *rules.Store) (rules.Applied, error) { return store.Put(ctx, edit, r) })
 	return rulePageOf("put-rule", r.Limit, r.Plan), err
 }
 
@@ -119,7 +120,8 @@ func (v *visit) deleteRule(ctx context.Context) (done, error) {
 	if err != nil {
 		return done{}, err
 	}
-	err = v.changeRule(ctx, limit, plan, func(store *rules.Store) (rules.Applied, error) { return store.Delete(ctx, edit, limit, plan) })
+	err = v.changeRule(ctx, limit, plan,
+		func(store *rules.Store) (rules.Applied, error) { return store.Delete(ctx, edit, limit, plan) })
 	return rulePageOf("delete-rule", limit, plan), err
 }
 
@@ -134,7 +136,9 @@ const mostTries = 5
 var errBusy = errors.New("admin: others change rules")
 
 // changeRule makes a change of a rule in the version that the form says.
-func (v *visit) changeRule(ctx context.Context, limit, plan string, change func(*rules.Store) (rules.Applied, error)) error {
+func (v *visit) changeRule(ctx context.Context, limit, plan string,
+	change func(*rules.Store) (rules.Applied, error),
+) error {
 	for range mostTries {
 		next, err := v.tryRule(ctx, limit, plan, change)
 		if err != nil || next {
@@ -144,9 +148,11 @@ func (v *visit) changeRule(ctx context.Context, limit, plan string, change func(
 	return errBusy
 }
 
-// tryRule makes a change, and rolls it back unless its version directly follows the version that the page read. Otherwise another
-// operator has changed a rule in between, perhaps this one.
-func (v *visit) tryRule(ctx context.Context, limit, plan string, change func(*rules.Store) (rules.Applied, error)) (next bool, err error) {
+// tryRule makes a change, and rolls it back unless its version directly follows the version that the page read.
+// Otherwise another operator has changed a rule in between, perhaps this one.
+func (v *visit) tryRule(ctx context.Context, limit, plan string,
+	change func(*rules.Store) (rules.Applied, error),
+) (next bool, err error) {
 	tx, err := v.config.Pool.Begin(ctx)
 	if err != nil {
 		return false, err

@@ -18,7 +18,8 @@ const (
 )
 
 // contentSecurityPolicy lets nothing in but what this package serves.
-const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; " +
+const contentSecurityPolicy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; " +
+	"connect-src 'self'; " +
 	"form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
 // route is what answers to a path.
@@ -91,15 +92,17 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	who, err := h.config.Authorize(r)
 	if err != nil {
-		v.say(http.StatusForbidden, "You have no access to this page. Sign in as another user, or ask the operators of the program.")
+		v.say(http.StatusForbidden, "You have no access to this page. Sign in as another user, or ask the operators of the "+
+			"program.")
 		return
 	}
 	v.who = who
 	v.serve()
 }
 
-// checkOrigin returns why it refuses a request that may change something, or an empty text. Sec-Fetch-Site tells a request of
-// another site, and in older browsers Origin does. A request with neither header is refused, because it may come from any site.
+// checkOrigin returns why it refuses a request that may change something, or an empty text. Sec-Fetch-Site tells a
+// request of another site, and in older browsers Origin does. A request with neither header is refused, because it may
+// come from any site.
 func (h *Handler) checkOrigin(r *http.Request) string {
 	if h.crossSite.Check(r) != nil {
 		return "This request came from another site, and changes nothing. Open the page itself and make the change there."
@@ -146,7 +149,8 @@ func (v *visit) serve() {
 	switch {
 	case do == nil:
 		v.w.Header().Set("Allow", allowed)
-		v.say(http.StatusMethodNotAllowed, "This address does not take "+v.r.Method+"; it takes "+allowed+". Nothing was changed.")
+		v.say(http.StatusMethodNotAllowed, "This address does not take "+v.r.Method+"; it takes "+allowed+
+			". Nothing was changed.")
 	case route.changes && !v.mayChange():
 		v.say(http.StatusForbidden, "You cannot make changes. Nothing was changed.")
 	case !isText(v.r.URL.Query()):
@@ -158,7 +162,8 @@ func (v *visit) serve() {
 }
 
 // notText is the text about names and keys that no table can hold.
-const notText = "A name or a key of the request is not text, or too long, or there twice: tables store UTF-8 without NUL, " +
+const notText = "A name or a key of the request is not text, or too long, or there twice: tables store UTF-8 without " +
+	"NUL, " +
 	"up to 64 bytes of a name and 256 of a key."
 
 // isText reports whether the tables could hold what a query or a form says. A field that is there twice could mean
@@ -199,7 +204,8 @@ func requestPath(r *http.Request) string {
 	return r.URL.Path
 }
 
-// redirect sends the client to an address relative to the one it asked for. http.Redirect would need to know the prefix.
+// redirect sends the client to an address relative to the one it asked for. http.Redirect would need to know the
+// prefix.
 func (v *visit) redirect(status int, target string) {
 	v.w.Header().Set("Location", target)
 	v.w.WriteHeader(status)

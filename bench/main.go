@@ -54,9 +54,12 @@ func main() {
 func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.BoolVar(&o.quick, "quick", false, "take less than a minute; the figures are not to be quoted")
-	only := flags.String("run", "", "measure only the scenarios whose names match this `regexp` (default all but the points of curves)")
-	contenders := flags.String("contenders", "", "measure only the contenders whose names match this `regexp`, and the first of each scenario")
-	flags.StringVar(&o.against, "against", "", "measure the limiter of this `commit` too; it and this one then run in processes of their own")
+	only := flags.String("run", "", "measure only the scenarios whose names match this `regexp` (default all but the "+
+		"points of curves)")
+	contenders := flags.String("contenders", "", "measure only the contenders whose names match this `regexp`, and the "+
+		"first of each scenario")
+	flags.StringVar(&o.against, "against", "", "measure the limiter of this `commit` too; it and this one then run in "+
+		"processes of their own")
 	flags.IntVar(&o.rounds, "rounds", 0, "rounds of each scenario (default 5)")
 	seconds := flags.Float64("seconds", 0, "how long each contender's turn in a round is (default 2)")
 	flags.StringVar(&o.json, "json", "", "write the figures to this `file` too")

@@ -91,8 +91,8 @@ func TestWorkNamesAnUnknownScenario(t *testing.T) {
 	require.ErrorContains(t, work(t.Context(), nil, nil, options{worker: "no-such"}), `"no-such"`)
 }
 
-// TestDocumentedCommandsRun promises that each command of this program that a page names is understood, and that each alternative of
-// its -run names a scenario.
+// TestDocumentedCommandsRun promises that each command of this program that a page names is understood, and that each
+// alternative of its -run names a scenario.
 func TestDocumentedCommandsRun(t *testing.T) {
 	t.Parallel()
 	commands := regexp.MustCompile("`(?:cd bench && go run (?:-tags rueidis )?\\.|make (?:bench|compare) ARGS=)( [^`]*|'[^`]*')`")

@@ -96,8 +96,11 @@ func chosen(o options) []scenario.Scenario {
 	return chosen
 }
 
-// versus returns the scenarios with two contenders each: the first one in a process of its own, and the same of another commit.
-func versus(ctx context.Context, scenarios []scenario.Scenario, directory, postgres string, o options) ([]scenario.Scenario, error) {
+// versus returns the scenarios with two contenders each: the first one in a process of its own, and the same of another
+// commit.
+func versus(ctx context.Context, scenarios []scenario.Scenario, directory, postgres string,
+	o options,
+) ([]scenario.Scenario, error) {
 	this, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -108,7 +111,10 @@ func versus(ctx context.Context, scenarios []scenario.Scenario, directory, postg
 	}
 	var both []scenario.Scenario
 	for _, s := range scenarios {
-		process := against.Process{Program: this, Postgres: postgres, Arguments: []string{"-worker", s.Name, fmt.Sprintf("-quick=%t", o.quick)}}
+		process := against.Process{
+			Program: this, Postgres: postgres,
+			Arguments: []string{"-worker", s.Name, fmt.Sprintf("-quick=%t", o.quick)},
+		}
 		theirs := process
 		theirs.Program = other
 		both = append(both, s.Versus(process, theirs, o.against))
@@ -127,7 +133,9 @@ func work(ctx context.Context, in io.Reader, out io.WriteCloser, o options) erro
 }
 
 // measure runs the scenarios one after the other until ctx ends. It continues after a failed scenario.
-func measure(ctx context.Context, w io.Writer, scenarios []scenario.Scenario, on scenario.Servers, o options) ([]scenario.Result, error) {
+func measure(ctx context.Context, w io.Writer, scenarios []scenario.Scenario, on scenario.Servers,
+	o options,
+) ([]scenario.Result, error) {
 	var results []scenario.Result
 	var failed error
 	for _, s := range scenarios {

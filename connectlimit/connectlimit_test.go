@@ -169,8 +169,8 @@ func answer(t *testing.T, err error) string {
 	return strings.Join(all, ", ")
 }
 
-// TestAnswers promises the code and the details of the answer to a call and to a stream, a refusal in each protocol, and that an error of
-// the program keeps its code. Only an allowed call arrives at the handler.
+// TestAnswers promises the code and the details of the answer to a call and to a stream, a refusal in each protocol,
+// and that an error of the program keeps its code. Only an allowed call arrives at the handler.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	down, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none")
@@ -232,7 +232,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestMessagesAreCharged promises that a message of a stream is charged when it arrives, and that a refused one ends the stream.
+// TestMessagesAreCharged promises that a message of a stream is charged when it arrives, and that a refused one ends
+// the stream.
 func TestMessagesAreCharged(t *testing.T) {
 	t.Parallel()
 	b := setup(t, ratelimittest.NewDB(), connectlimit.Config{

@@ -20,7 +20,8 @@ var (
 	Bytes     = ratelimit.Define("bytes", ratelimit.TokenBucket{Rate: 1 << 20, Period: time.Minute})
 )
 
-// Each call counts against its API key and against all calls together; each received byte counts against the bytes of its key.
+// Each call counts against its API key and against all calls together; each received byte counts against the bytes of
+// its key.
 func Example() {
 	var limiter *ratelimit.Limiter // of the application
 	limits, err := connectlimit.New(limiter, connectlimit.Config{

@@ -63,7 +63,8 @@ type limitedConn struct {
 }
 
 func (c *limitedConn) Receive(message any) error {
-	return c.admitted.Receive(message, c.StreamingHandlerConn.Receive, func(err error) error { return errorOf(err, c.Peer().Protocol) })
+	return c.admitted.Receive(message, c.StreamingHandlerConn.Receive,
+		func(err error) error { return errorOf(err, c.Peer().Protocol) })
 }
 
 // hasCode reports whether an error of the application's functions has a code.

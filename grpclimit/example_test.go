@@ -19,8 +19,8 @@ var (
 	Bytes      = ratelimit.Define("bytes", ratelimit.TokenBucket{Rate: 1 << 20, Period: time.Minute})
 )
 
-// Each call counts against its address and against all calls together; each received byte counts against the bytes of its address.
-// Health checks are free.
+// Each call counts against its address and against all calls together; each received byte counts against the bytes of
+// its address. Health checks are free.
 func Example() {
 	var limiter *ratelimit.Limiter // of the application
 	limits, err := grpclimit.New(limiter, grpclimit.Config{

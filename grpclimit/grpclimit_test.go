@@ -171,8 +171,8 @@ func answer(err error) string {
 	return strings.Join(all, ", ")
 }
 
-// TestAnswers promises the code and the details of the answer to a call and to a stream, and that an error of the program keeps its
-// code. Only an allowed call arrives at the handler.
+// TestAnswers promises the code and the details of the answer to a call and to a stream, and that an error of the
+// program keeps its code. Only an allowed call arrives at the handler.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	down, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none")
@@ -225,7 +225,8 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestRetryPolicyWaits promises that a stock client with a retry policy waits as long as the server says, and is allowed then.
+// TestRetryPolicyWaits promises that a stock client with a retry policy waits as long as the server says, and is
+// allowed then.
 func TestRetryPolicyWaits(t *testing.T) {
 	t.Parallel()
 	const policy = `{"methodConfig": [{"name": [{"service": "test.Echo"}], "retryPolicy": {
@@ -251,8 +252,8 @@ func TestRetryPolicyWaits(t *testing.T) {
 	require.GreaterOrEqual(t, attempts[2].Sub(attempts[1]), wait)
 }
 
-// TestMessagesAreCharged promises that a message of a stream is charged when it arrives, that a refused one ends the stream, and that a
-// handler which wraps the refusal does not hide it.
+// TestMessagesAreCharged promises that a message of a stream is charged when it arrives, that a refused one ends the
+// stream, and that a handler which wraps the refusal does not hide it.
 func TestMessagesAreCharged(t *testing.T) {
 	t.Parallel()
 	b := setup(t, ratelimittest.NewDB(), grpclimit.Config{

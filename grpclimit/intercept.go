@@ -16,7 +16,9 @@ import (
 )
 
 // Unary is a grpc.UnaryServerInterceptor.
-func (i *Interceptor) Unary(ctx context.Context, message any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+func (i *Interceptor) Unary(ctx context.Context, message any, info *grpc.UnaryServerInfo,
+	handle grpc.UnaryHandler,
+) (any, error) {
 	admitted, release, err := i.gate.Unary(i.watched(ctx, info.FullMethod), info.FullMethod, message)
 	if err != nil {
 		return nil, statusOf(err, func(trailer metadata.MD) {
@@ -29,7 +31,9 @@ func (i *Interceptor) Unary(ctx context.Context, message any, info *grpc.UnarySe
 
 // Stream is a grpc.StreamServerInterceptor. The stream is charged when it opens. If a message with a cost is refused,
 // the handler's RecvMsg fails, and each later call of it too; return that error.
-func (i *Interceptor) Stream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
+func (i *Interceptor) Stream(server any, stream grpc.ServerStream, info *grpc.StreamServerInfo,
+	handle grpc.StreamHandler,
+) error {
 	admitted, release, err := i.gate.Open(i.watched(stream.Context(), info.FullMethod), info.FullMethod)
 	if err != nil {
 		return statusOf(err, stream.SetTrailer)
@@ -48,7 +52,8 @@ type limitedStream struct {
 func (s *limitedStream) Context() context.Context { return s.admitted.Context }
 
 func (s *limitedStream) RecvMsg(message any) error {
-	return s.admitted.Receive(message, s.ServerStream.RecvMsg, func(err error) error { return statusOf(err, s.SetTrailer) })
+	return s.admitted.Receive(message, s.ServerStream.RecvMsg,
+		func(err error) error { return statusOf(err, s.SetTrailer) })
 }
 
 // hasCode reports whether an error of the application's functions has a code.

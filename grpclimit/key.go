@@ -40,7 +40,8 @@ type forwardedKey struct{}
 
 // watched returns ctx, and for a forwarded call one by which PeerAddress finds the gate.
 func (i *Interceptor) watched(ctx context.Context, method string) context.Context {
-	if len(metadata.ValueFromIncomingContext(ctx, "x-forwarded-for")) == 0 && len(metadata.ValueFromIncomingContext(ctx, "forwarded")) == 0 {
+	if len(metadata.ValueFromIncomingContext(ctx, "x-forwarded-for")) == 0 &&
+		len(metadata.ValueFromIncomingContext(ctx, "forwarded")) == 0 {
 		return ctx
 	}
 	return context.WithValue(ctx, forwardedKey{}, &forwarded{i.gate, method})

@@ -175,8 +175,8 @@ func (a *Admission) book(ctx context.Context, charges []*charge, actual float64)
 	return errors.Join(failed...)
 }
 
-// charged returns the charges of asks by the decision. A refusal charges nothing. Limits that are off, slots (which end by
-// themselves), and limits in shadow that did not have enough are charged nothing either.
+// charged returns the charges of asks by the decision. A refusal charges nothing. Limits that are off, slots (which end
+// by themselves), and limits in shadow that did not have enough are charged nothing either.
 func charged(asks []ask, d ratelimit.Decision) []*charge {
 	if !d.Allowed {
 		return nil

@@ -37,8 +37,8 @@ func (b *bundle) within(t *testing.T, config httplimit.Config, work func(ctx con
 
 var planLimit = httplimit.Limit{Limit: perPlan, Key: user, Cost: httplimit.FixedCost(10)}
 
-// TestAHandlerSeesTheRemainingTokens promises the decisions of the middlewares around a handler, whose fields are set before it writes and may
-// be changed, and a settlement of several limits at once.
+// TestAHandlerSeesTheRemainingTokens promises the decisions of the middlewares around a handler, whose fields are set
+// before it writes and may be changed, and a settlement of several limits at once.
 func TestAHandlerSeesTheRemainingTokens(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -285,7 +285,8 @@ func TestACreditSurvivesTheClient(t *testing.T) {
 	require.Equal(t, 3.0, b.charged(t, perUser.For("ada")), "nothing was answered")
 }
 
-// unwrapped is the writer of a middleware that leaves all but its own methods to Unwrap, and failing has methods that fail.
+// unwrapped is the writer of a middleware that leaves all but its own methods to Unwrap, and failing has methods that
+// fail.
 type (
 	unwrapped struct{ http.ResponseWriter }
 	failing   struct{ http.ResponseWriter }

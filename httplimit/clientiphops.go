@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// elementsBackward yields the elements of the list that lines are, the last first, without the white space around them. It reads from
-// right to left, because the proxies have written the right end of the list.
+// elementsBackward yields the elements of the list that lines are, the last first, without the white space around them.
+// It reads from right to left, because the proxies have written the right end of the list.
 func elementsBackward(lines []string) iter.Seq[string] {
 	return func(yield func(string) bool) {
 		for _, line := range slices.Backward(lines) {

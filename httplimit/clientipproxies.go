@@ -56,7 +56,8 @@ func (p Proxies) validate() error {
 		case !prefix.IsValid():
 			return errors.New("Proxies.Trusted has an invalid prefix")
 		case address.FoldPrefix(prefix).Bits() == 0:
-			return fmt.Errorf("Proxies.Trusted has %v, which is everybody, so that clients would choose their own address; name the proxies", prefix)
+			return fmt.Errorf("Proxies.Trusted has %v, which is everybody, so that clients would choose their own address; "+
+				"name the proxies", prefix)
 		}
 	}
 	return nil

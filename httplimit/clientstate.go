@@ -70,7 +70,8 @@ func (c ClientStateConfig) validate() error {
 		case names[name]:
 			return fmt.Errorf("two of the Limits are called %q; list each once", name)
 		case isSharded(limit):
-			return fmt.Errorf("limit %q has Shards, whose rows a client cannot compute from their sum; list limits without", name)
+			return fmt.Errorf("limit %q has Shards, whose rows a client cannot compute from their sum; list limits without",
+				name)
 		default:
 			names[name] = true
 		}
@@ -89,16 +90,16 @@ func isSharded(limit ratelimit.Limit) bool {
 	return false
 }
 
-// NewClientState returns a handler that sends callers the state of their own limits. The JavaScript module of package client
-// computes from it, between two polls, the tokens left and the time to come back. It takes nothing: one SELECT reads all limits
-// at one instant.
+// NewClientState returns a handler that sends callers the state of their own limits. The JavaScript module of package
+// client computes from it, between two polls, the tokens left and the time to come back. It takes nothing: one SELECT
+// reads all limits at one instant.
 //
-// It answers GET and HEAD with {"limits": [..]}, each as [ratelimit.Value.MarshalJSON] describes. The request cannot choose the
-// caller or the limits: Key returns the caller, and the configuration has the limits.
+// It answers GET and HEAD with {"limits": [..]}, each as [ratelimit.Value.MarshalJSON] describes. The request cannot
+// choose the caller or the limits: Key returns the caller, and the configuration has the limits.
 //
-// Each state has the policy that decides for the caller. If a rule of [ratelimit.Config.Policies] decides, it may change from
-// one poll to the next. A limit that is off, in shadow mode, paused or has Shards by such a rule is left out, because a
-// page could not compute its state; left_out has the names.
+// Each state has the policy that decides for the caller. If a rule of [ratelimit.Config.Policies] decides, it may
+// change from one poll to the next. A limit that is off, in shadow mode, paused or has Shards by such a rule is left
+// out, because a page could not compute its state; left_out has the names.
 //
 //	403   Key returned ErrNoKey, ErrBadKey or "": the caller is not signed in, or its key is unusable
 //	405   another method
@@ -187,7 +188,8 @@ func (h *clientState) read(r *http.Request) (state callerState, err error) {
 	return state, err
 }
 
-// check checks the limits that are not paused, because a paused limit would refuse the call before the others are checked.
+// check checks the limits that are not paused, because a paused limit would refuse the call before the others are
+// checked.
 func (h *clientState) check(ctx context.Context, requests []ratelimit.Request) (ratelimit.Decision, error) {
 	for len(requests) > 0 { // each round there are fewer
 		decision, err := h.config.Limiter.Check(ctx, requests...)

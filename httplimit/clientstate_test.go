@@ -163,8 +163,8 @@ func TestNewClientState(t *testing.T) {
 	}
 }
 
-// TestClientStateOfEachKind promises the state of windows that slide, of the calendar and of slots, so that a page can compute
-// them, and nothing by which a slot could be released.
+// TestClientStateOfEachKind promises the state of windows that slide, of the calendar and of slots, so that a page can
+// compute them, and nothing by which a slot could be released.
 func TestClientStateOfEachKind(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -180,8 +180,8 @@ func TestClientStateOfEachKind(t *testing.T) {
 		`"ends_us":[1773050460000000,1773050460000000],"ts_us":1773050400000000,"now_us":1773050400000000}`)
 }
 
-// TestClientStateOfRules promises the policy of the caller's plan at the time of the request, and a state without the limits that are
-// off, in shadow mode, paused or sharded, but with all others.
+// TestClientStateOfRules promises the policy of the caller's plan at the time of the request, and a state without the
+// limits that are off, in shadow mode, paused or sharded, but with all others.
 func TestClientStateOfRules(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)

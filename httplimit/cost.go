@@ -52,11 +52,13 @@ const (
 func (c staticCost) validate(limit ratelimit.Limit) error {
 	switch capacity := limit.Capacity(); {
 	case c.cost > capacity:
-		return fmt.Errorf("its %s is %v, and the limit never holds more than %v; lower the cost or raise the capacity", c.field, c.cost, capacity)
+		return fmt.Errorf("its %s is %v, and the limit never holds more than %v; lower the cost or raise the capacity",
+			c.field, c.cost, capacity)
 	case guard.IsHeld(limit) && c.cost != math.Trunc(c.cost):
 		return fmt.Errorf("its %s is %v, and slots are whole", c.field, c.cost)
 	case c.cost > 0 && c.cost < max(capacity*minCostShare, minCost):
-		return fmt.Errorf("its %s is %v, which is too small beside the capacity of %v; use a larger unit of cost, or 0", c.field, c.cost, capacity)
+		return fmt.Errorf("its %s is %v, which is too small beside the capacity of %v; use a larger unit of cost, or 0",
+			c.field, c.cost, capacity)
 	}
 	return nil
 }
@@ -112,7 +114,8 @@ func (c StatedCost) validate() error {
 	case c.Header == "":
 		return errors.New("its StatedCost needs the name of a Header")
 	case !(d.Min > 0 && d.Min <= d.Default && d.Default <= d.Max) || math.IsInf(d.Default, 1):
-		return fmt.Errorf("its StatedCost has Min %v, Default %v and Max %v; they must be above 0 and in this order", d.Min, d.Default, d.Max)
+		return fmt.Errorf("its StatedCost has Min %v, Default %v and Max %v; they must be above 0 and in this order", d.Min,
+			d.Default, d.Max)
 	}
 	return nil
 }

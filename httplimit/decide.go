@@ -46,8 +46,9 @@ func (m *middleware) decide(r *http.Request, asks []ask) (*Admission, *Refusal) 
 	return admission, refusal
 }
 
-// exceeded returns the first limit whose capacity is smaller than its cost, with the policy of that moment, or the zero Limit
-// if it finds none, because the policy may have changed. It skips limits that are not enforced; Check reports these without SQL.
+// exceeded returns the first limit whose capacity is smaller than its cost, with the policy of that moment, or the zero
+// Limit if it finds none, because the policy may have changed. It skips limits that are not enforced; Check reports
+// these without SQL.
 func (m *middleware) exceeded(ctx context.Context, asks []ask) ratelimit.Limit {
 	for i := range asks {
 		request := asks[i].request()

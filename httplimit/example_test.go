@@ -41,8 +41,8 @@ func ExampleNew() {
 	http.Handle("/complete", limited(http.HandlerFunc(complete)))
 }
 
-// complete answers, and settles the real cost. If a charge belongs to a write of the handler, take it in the handler's transaction
-// instead: see the example of Respond.
+// complete answers, and settles the real cost. If a charge belongs to a write of the handler, take it in the handler's
+// transaction instead: see the example of Respond.
 func complete(w http.ResponseWriter, r *http.Request) {
 	answer, tokens := "forty-two", 317.0
 	if admission, ok := httplimit.FromContext(r.Context()); ok {
@@ -55,8 +55,8 @@ func complete(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.WriteString(w, answer)
 }
 
-// A handler that writes takes the tokens in the transaction of its writes, so that a rollback returns them. It answers as the
-// middleware does. The sign-in in front of it has verified the author and put it into the context.
+// A handler that writes takes the tokens in the transaction of its writes, so that a rollback returns them. It answers
+// as the middleware does. The sign-in in front of it has verified the author and put it into the context.
 func ExampleRespond() {
 	type signedIn struct{}
 	http.HandleFunc("POST /messages", func(w http.ResponseWriter, r *http.Request) {
@@ -104,8 +104,9 @@ func ExampleMerge() {
 	})
 }
 
-// A limit on failed logins counts attempts, and returns the token if the login succeeds. Normalize the account, or each spelling of
-// it has a bucket of its own. A second limit by address bounds an attacker who tries one password on many accounts.
+// A limit on failed logins counts attempts, and returns the token if the login succeeds. Normalize the account, or each
+// spelling of it has a bucket of its own. A second limit by address bounds an attacker who tries one password on many
+// accounts.
 func ExampleCountOnlyFailures() {
 	failedLogins := ratelimit.Define("failedLogins", ratelimit.PerHour(10))
 	account := func(r *http.Request) (string, error) {

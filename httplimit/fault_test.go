@@ -19,8 +19,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-// TestFaults promises the answer and the charge when the database has not answered by the DecisionTimeout: by default, with FailOpen, and
-// for a limit in shadow mode.
+// TestFaults promises the answer and the charge when the database has not answered by the DecisionTimeout: by default,
+// with FailOpen, and for a limit in shadow mode.
 func TestFaults(t *testing.T) {
 	t.Parallel()
 	for told, c := range map[string]struct {
@@ -49,8 +49,8 @@ func TestFaults(t *testing.T) {
 	}
 }
 
-// TestTheBodyOfARefusedRequest promises that a refused client which sends slowly is cut off, and that a client which has sent its body
-// can go on with its connection.
+// TestTheBodyOfARefusedRequest promises that a refused client which sends slowly is cut off, and that a client which
+// has sent its body can go on with its connection.
 func TestTheBodyOfARefusedRequest(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -83,8 +83,8 @@ func TestTheBodyOfARefusedRequest(t *testing.T) {
 	}
 }
 
-// TestAFailedCreditIsReported promises that a request stays charged if the server does not answer after its handler, and that the
-// client has its answer.
+// TestAFailedCreditIsReported promises that a request stays charged if the server does not answer after its handler,
+// and that the client has its answer.
 func TestAFailedCreditIsReported(t *testing.T) {
 	t.Parallel()
 	inBubble(t, nil, func(t *testing.T, b *bundle) {
@@ -102,7 +102,8 @@ func TestAFailedCreditIsReported(t *testing.T) {
 	})
 }
 
-// TestFailuresAreLoggedOnceASecond promises a line for the first failure of a second, with the number of failures before it.
+// TestFailuresAreLoggedOnceASecond promises a line for the first failure of a second, with the number of failures
+// before it.
 func TestFailuresAreLoggedOnceASecond(t *testing.T) {
 	t.Parallel()
 	inBubble(t, nil, func(t *testing.T, b *bundle) { // its clock stands still except where the test sleeps
@@ -141,8 +142,8 @@ func (p panicsAt) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// TestAPanicOfAHookIsTheHandlers promises that a panic of a hook reaches the goroutine of the request, where net/http recovers it, or is
-// dropped. It never ends the process.
+// TestAPanicOfAHookIsTheHandlers promises that a panic of a hook reaches the goroutine of the request, where net/http
+// recovers it, or is dropped. It never ends the process.
 func TestAPanicOfAHookIsTheHandlers(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// FromRules returns Config.Requests for a site whose limits are in tables. attributes returns the verified attributes of a request. An
-// error of it is answered like an error of a Key.
+// FromRules returns Config.Requests for a site whose limits are in tables. attributes returns the verified attributes
+// of a request. An error of it is answered like an error of a Key.
 //
 //	site, err := rules.NewSite(set, rules.SiteConfig{})
 //	limited, err := httplimit.New(limiter, httplimit.Config{
@@ -24,9 +24,11 @@ import (
 // A request that lacks the attribute of a key is answered 400. A request that fits no tier is answered 503, because
 // [rules.ErrNoTier] is an error. To allow such requests, wrap the returned function and return nil for that error.
 //
-// The route is the pattern that the router has matched, so put the middleware around the handlers and not around the mux.
-// FromRules panics if an argument is nil.
-func FromRules(site *rules.Site, attributes func(r *http.Request) (rules.Attributes, error)) func(r *http.Request) ([]ratelimit.Request, error) {
+// The route is the pattern that the router has matched, so put the middleware around the handlers and not around the
+// mux. FromRules panics if an argument is nil.
+func FromRules(site *rules.Site,
+	attributes func(r *http.Request) (rules.Attributes, error),
+) func(r *http.Request) ([]ratelimit.Request, error) {
 	if site == nil || attributes == nil {
 		panic("httplimit: FromRules: the Site or the function is nil")
 	}
@@ -63,11 +65,13 @@ func (m *middleware) askGiven(r *http.Request, enforced []ask) ([]ask, *fault) {
 	for i := range given {
 		a := ask{spec: &Limit{}, given: &given[i], limit: given[i].Limit()}
 		if a.limit.Policy() == nil {
-			return nil, unasked(a, fmt.Errorf("%w: Config.Requests returned a request for the zero Limit; make limits with ratelimit.Define",
+			return nil, unasked(a, fmt.Errorf("%w: Config.Requests returned a request for the zero Limit; make limits with "+
+				"ratelimit.Define",
 				ratelimit.ErrInvalidLimit))
 		}
 		if slices.ContainsFunc(all, func(other ask) bool { return other.limit.Name() == a.limit.Name() }) {
-			return nil, unasked(a, fmt.Errorf("%w: Config.Requests asks the limit %q, and so does another request or one of Limits; ask each limit once",
+			return nil, unasked(a, fmt.Errorf("%w: Config.Requests asks the limit %q, and so does another request or one of "+
+				"Limits; ask each limit once",
 				ratelimit.ErrInvalidRequest, a.limit.Name()))
 		}
 		if m.config.RetryJitter > 0 { // it is decided by the key

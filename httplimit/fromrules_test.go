@@ -22,7 +22,8 @@ func signedIn(r *http.Request) (tables.Attributes, error) {
 	return tables.Attributes{User: r.Header.Get("X-User"), Plan: r.Header.Get("X-Plan"), Route: r.Pattern}, nil
 }
 
-// TestFromRules promises that tiers see the user, the plan, the route and the stated cost of a request, and the answer to each error.
+// TestFromRules promises that tiers see the user, the plan, the route and the stated cost of a request, and the answer
+// to each error.
 func TestFromRules(t *testing.T) {
 	t.Parallel()
 	set, err := tables.SetOf(tables.Document{

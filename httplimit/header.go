@@ -35,8 +35,9 @@ const (
 	// concurrent-requests and has neither w nor t, as slots come back when they are given back; a calendar window
 	// has no w, as months differ.
 	//
-	// In RateLimit, r is the number of whole tokens left, and t a number of seconds: a client that spreads r requests over the
-	// next t seconds is not refused by this limit. t is not the time until the limit is full. For a request of cost 1, t is
+	// In RateLimit, r is the number of whole tokens left, and t a number of seconds: a client that spreads r requests over
+	// the next t seconds is not refused by this limit. t is not the time until the limit is full. For a request of cost 1,
+	// t is
 	//
 	//	refused by any kind    the seconds until the request would be allowed, as in Retry-After
 	//	TokenBucket            the seconds in which r tokens arrive: 10 a minute and r=2 give t=12
@@ -45,9 +46,9 @@ const (
 	//
 	// So do not show t as a countdown to a reset, unless the limit is a window.
 	//
-	// r is never above q, the quota. A bucket can hold more if its capacity is above its rate, or if its window carries over
-	// unused tokens. This form cannot say so: then r is q, and t belongs to q. A client that paces by it is never refused.
-	// Draft06Headers, EpochHeaders, whose Limit is the capacity, and State.Remaining have the whole amount.
+	// r is never above q, the quota. A bucket can hold more if its capacity is above its rate, or if its window carries
+	// over unused tokens. This form cannot say so: then r is q, and t belongs to q. A client that paces by it is never
+	// refused. Draft06Headers, EpochHeaders, whose Limit is the capacity, and State.Remaining have the whole amount.
 	Draft11Headers Headers = iota
 	// Draft06Headers are RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset, as in the drafts up to 06.
 	// Reset is seconds from now.
@@ -108,8 +109,8 @@ type stated struct {
 	at   time.Time // the instant of the decision
 }
 
-// withUnits returns the states with the unit of each limit, if any of its states has one. So a handler need not repeat the unit of
-// a limit of the middleware.
+// withUnits returns the states with the unit of each limit, if any of its states has one. So a handler need not repeat
+// the unit of a limit of the middleware.
 func withUnits(states []stated) []stated {
 	all := states
 	for i := range states {
@@ -129,8 +130,9 @@ func withUnits(states []stated) []stated {
 	return all
 }
 
-// tellable returns the states to send to clients. It leaves out limits that are off or were not asked because another is
-// paused (their state is unknown), and limits in shadow, which are not enforced. A paused limit has no tokens until the pause ends.
+// tellable returns the states to send to clients. It leaves out limits that are off or were not asked because another
+// is paused (their state is unknown), and limits in shadow, which are not enforced. A paused limit has no tokens until
+// the pause ends.
 func tellable(d ratelimit.Decision, unit func(int) string) []stated {
 	states := make([]stated, 0, len(d.States))
 	for i, s := range d.States {
@@ -193,8 +195,8 @@ func roundUp(d, unit time.Duration) time.Duration {
 	return d
 }
 
-// setDraft sets the two Lists of the draft. If a policy has two states, for two keys or from a middleware and a handler, only the
-// tighter one is sent. On a refusal RateLimit has only the policies that refused.
+// setDraft sets the two Lists of the draft. If a policy has two states, for two keys or from a middleware and a
+// handler, only the tighter one is sent. On a refusal RateLimit has only the policies that refused.
 func setDraft(header http.Header, states []stated, refused bool) {
 	tighter := make(map[string]stated, len(states))
 	var order []string
@@ -220,8 +222,8 @@ func setDraft(header http.Header, states []stated, refused bool) {
 	header.Set(limitField, strings.Join(limits, ", "))
 }
 
-// policyItem returns what does not change: the quota of a limit, and where all of its windows are as long, for how many seconds. Its
-// name needs no escapes: the core allows letters, digits and _ . : / - only.
+// policyItem returns what does not change: the quota of a limit, and where all of its windows are as long, for how many
+// seconds. Its name needs no escapes: the core allows letters, digits and _ . : / - only.
 func policyItem(limit ratelimit.Limit, unit string) string {
 	s := scheduleOf(limit)
 	tokens, seconds := s.quota()
@@ -238,8 +240,8 @@ func policyItem(limit ratelimit.Limit, unit string) string {
 	return item
 }
 
-// limitItem returns the tokens left and the time until more come. A bucket may hold more than the quota of policyItem; then it
-// returns the quota.
+// limitItem returns the tokens left and the time until more come. A bucket may hold more than the quota of policyItem;
+// then it returns the quota.
 func limitItem(s *stated) string {
 	tokens, _ := scheduleOf(s.Limit).quota()
 	left := min(integer(s.Remaining), tokens)

@@ -76,7 +76,8 @@ func TestQuotasAreWholeNumbers(t *testing.T) {
 	}
 }
 
-// example is an example of the draft: the limits, the tokens taken before, the request and its time, and the fields of the response.
+// example is an example of the draft: the limits, the tokens taken before, the request and its time, and the fields of
+// the response.
 type example struct {
 	limits        []httplimit.Limit
 	spent         float64       // of the last limit
@@ -87,8 +88,8 @@ type example struct {
 	retry         string
 }
 
-// TestDraftHeadersOfTheWorkedExamples promises fields that are true for a client that reads them alone: the tokens left, rounded down, and
-// the seconds until there is more, rounded up.
+// TestDraftHeadersOfTheWorkedExamples promises fields that are true for a client that reads them alone: the tokens
+// left, rounded down, and the seconds until there is more, rounded up.
 func TestDraftHeadersOfTheWorkedExamples(t *testing.T) {
 	t.Parallel()
 	const (
@@ -156,8 +157,8 @@ func inMemory(t *testing.T, config httplimit.Config, handler http.Handler) http.
 	return middleware(handler)
 }
 
-// TestHeaderFields compares the fields that state limits, in each form, with testdata/fields.txt: before and after the last token. No
-// field holds the key.
+// TestHeaderFields compares the fields that state limits, in each form, with testdata/fields.txt: before and after the
+// last token. No field holds the key.
 func TestHeaderFields(t *testing.T) {
 	t.Parallel()
 	var text strings.Builder
@@ -196,8 +197,8 @@ func TestHeaderFields(t *testing.T) {
 	golden.Equal(t, "fields.txt", text.String())
 }
 
-// TestAnswers compares the answers to requests that are not served with testdata/answers.txt: status, fields and body in each form. No
-// answer holds the key.
+// TestAnswers compares the answers to requests that are not served with testdata/answers.txt: status, fields and body
+// in each form. No answer holds the key.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	costOf := func(cost float64) httplimit.Cost {
@@ -236,8 +237,8 @@ func TestAnswers(t *testing.T) {
 	golden.Equal(t, "answers.txt", text.String())
 }
 
-// TestAProxyReplacesTheFieldsOfItsUpstream promises one value of each field that has one number, in any way of answering. Lists keep
-// the upstream's members, and a limit in shadow replaces nothing.
+// TestAProxyReplacesTheFieldsOfItsUpstream promises one value of each field that has one number, in any way of
+// answering. Lists keep the upstream's members, and a limit in shadow replaces nothing.
 func TestAProxyReplacesTheFieldsOfItsUpstream(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -7,8 +7,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// hold keeps the slots of a request until release. It returns the context for the handler, which ends when a lease of an enforced
-// limit is lost.
+// hold keeps the slots of a request until release. It returns the context for the handler, which ends when a lease of
+// an enforced limit is lost.
 func (m *middleware) hold(ctx context.Context, admission *Admission) (held context.Context, release func()) {
 	lease := admission.lease
 	held, end := guard.Hold(ctx, m.limiter, lease, m.config.DecisionTimeout)

@@ -27,8 +27,8 @@ func (b *bundle) slotless(t *testing.T, limit ratelimit.Limit) {
 	require.Eventually(t, func() bool { return b.charged(t, limit.For("ada")) == 0 }, patient, time.Millisecond)
 }
 
-// TestTheSlotIsFreeAfterAnyEndOfTheHandler promises that a handler knows the lease of its slot, and that the slot is free afterwards, also
-// after a panic or a hang-up.
+// TestTheSlotIsFreeAfterAnyEndOfTheHandler promises that a handler knows the lease of its slot, and that the slot is
+// free afterwards, also after a panic or a hang-up.
 func TestTheSlotIsFreeAfterAnyEndOfTheHandler(t *testing.T) {
 	t.Parallel()
 	for name, end := range map[string]func(hangUp func()){
@@ -55,8 +55,8 @@ func TestTheSlotIsFreeAfterAnyEndOfTheHandler(t *testing.T) {
 	}
 }
 
-// TestALostSlotEndsTheRequest promises that the loss of a slot cancels the handler's context, and that the observer receives it
-// afterwards. A handler continues if its limit is in shadow mode.
+// TestALostSlotEndsTheRequest promises that the loss of a slot cancels the handler's context, and that the observer
+// receives it afterwards. A handler continues if its limit is in shadow mode.
 func TestALostSlotEndsTheRequest(t *testing.T) {
 	t.Parallel()
 	quick := ratelimit.Define("quick", ratelimit.Concurrency{Most: 2, Lease: time.Minute})
@@ -94,8 +94,8 @@ func TestALostSlotEndsTheRequest(t *testing.T) {
 	}
 }
 
-// TestSlotsTogetherWithTokens promises that slots and tokens are had together or not at all, that tokens stay taken and can be
-// settled, and that a refusal says which limit it was.
+// TestSlotsTogetherWithTokens promises that slots and tokens are had together or not at all, that tokens stay taken and
+// can be settled, and that a refusal says which limit it was.
 func TestSlotsTogetherWithTokens(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -146,7 +146,8 @@ func without(all []string, left string) (others []string) {
 	return others
 }
 
-// TestAStoredRuleMayHaveSlots promises that the policy in effect decides whether a request holds slots, not the policy in the code.
+// TestAStoredRuleMayHaveSlots promises that the policy in effect decides whether a request holds slots, not the policy
+// in the code.
 func TestAStoredRuleMayHaveSlots(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -191,8 +192,8 @@ func (b *bundle) lock(t *testing.T, limit ratelimit.Limit) (unlock func()) {
 	return func() { require.NoError(t, tx.Rollback(context.WithoutCancel(t.Context()))) }
 }
 
-// TestAResponseWaitsBrieflyForTheRelease promises that a slot is free when its client has the answer, but that no answer waits for a
-// database that does not release the slot.
+// TestAResponseWaitsBrieflyForTheRelease promises that a slot is free when its client has the answer, but that no
+// answer waits for a database that does not release the slot.
 func TestAResponseWaitsBrieflyForTheRelease(t *testing.T) {
 	t.Parallel()
 	inBubble(t, nil, func(t *testing.T, b *bundle) {
@@ -216,8 +217,9 @@ func TestAResponseWaitsBrieflyForTheRelease(t *testing.T) {
 	})
 }
 
-// TestADecisionOutlivesTheClient promises that a request is served although its context ends before or during its decision, because a
-// client that closes only its sending half reads the response, and that its slot is free afterwards.
+// TestADecisionOutlivesTheClient promises that a request is served although its context ends before or during its
+// decision, because a client that closes only its sending half reads the response, and that its slot is free
+// afterwards.
 func TestADecisionOutlivesTheClient(t *testing.T) {
 	t.Parallel()
 	for limit, charged := range map[ratelimit.Limit]float64{atOnce: 0, windowed: 2} {

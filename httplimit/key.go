@@ -16,9 +16,9 @@ import (
 // package. It returns an error that wraps ErrNoKey if the request has no key, and ErrBadKey if the key is unusable.
 // Such a request is answered with an error, and never shares a bucket with others.
 //
-// A Key trusts its input. If any client can set the header with the user's name, the limit has no effect: read data that your
-// own code has verified, from the context, or limit by [ClientIP] too. [Key.Of] also checks the text that a Key of your own
-// returns.
+// A Key trusts its input. If any client can set the header with the user's name, the limit has no effect: read data
+// that your own code has verified, from the context, or limit by [ClientIP] too. [Key.Of] also checks the text that a
+// Key of your own returns.
 type Key func(r *http.Request) (string, error)
 
 var (
@@ -55,7 +55,8 @@ const (
 // storable returns text if the database can store it, or else its digest. It also digests a text that looks like a
 // digest, so a client cannot send the key of another client's long value.
 func storable(text string) string {
-	if len(text) <= maxKeyBytes && utf8.ValidString(text) && strings.IndexByte(text, 0) < 0 && !strings.HasPrefix(text, digestPrefix) {
+	if len(text) <= maxKeyBytes && utf8.ValidString(text) && strings.IndexByte(text, 0) < 0 &&
+		!strings.HasPrefix(text, digestPrefix) {
 		return text
 	}
 	sum := sha256.Sum256([]byte(text))
@@ -136,7 +137,8 @@ func ContextValue(key any) Key {
 		if held.Kind() == reflect.String || held.CanInt() || held.CanUint() {
 			return fmt.Sprint(value), nil
 		}
-		return "", fmt.Errorf("%w: the context's %T is a %T; put a string, an integer or a fmt.Stringer there", ErrBadKey, key, value)
+		return "", fmt.Errorf("%w: the context's %T is a %T; put a string, an integer or a fmt.Stringer there", ErrBadKey,
+			key, value)
 	}
 }
 

@@ -150,8 +150,8 @@ func ExampleFirstOf() {
 	// 0|ada <nil>
 }
 
-// FuzzKeys holds the keys of what a request says to what the table can store, and keys that are joined to being different where
-// one of their values is.
+// FuzzKeys holds the keys of what a request says to what the table can store, and keys that are joined to being
+// different where one of their values is.
 func FuzzKeys(f *testing.F) {
 	f.Add("a|b", "c", "a", "b|c")
 	f.Add("", "\x00", "\xff", strings.Repeat("x", 300))

@@ -11,7 +11,8 @@ import (
 )
 
 // Join returns the Key of all of keys together, as an account and an address: "ada|203.0.113.7". The parts are joined
-// as by [ratelimit.Join], so that keys that differ in any part differ as a whole. When a part is missing there is no key. It panics when there are no keys, or a nil one.
+// as by [ratelimit.Join], so that keys that differ in any part differ as a whole. When a part is missing there is no
+// key. It panics when there are no keys, or a nil one.
 func Join(keys ...Key) Key {
 	keys = mustKeys("Join", keys)
 	return func(r *http.Request) (string, error) {

@@ -80,8 +80,8 @@ func (l *Limit) validateCapacity() error {
 	return nil
 }
 
-// validateLimits checks each of limits, that their names differ, and that their costs fit into them, unless the limiter has
-// policies that may have other capacities.
+// validateLimits checks each of limits, that their names differ, and that their costs fit into them, unless the limiter
+// has policies that may have other capacities.
 func validateLimits(limits []Limit, hasPolicies bool) error {
 	if len(limits) > maxLimits {
 		return fmt.Errorf("field Limits has %d; use up to %d", len(limits), maxLimits)

@@ -50,7 +50,8 @@ func (a *Admission) merge(header http.Header, d ratelimit.Decision) {
 	}
 }
 
-// told returns the states that are sent in one form of headers: from the middlewares that use it, outermost first, and from handlers.
+// told returns the states that are sent in one form of headers: from the middlewares that use it, outermost first, and
+// from handlers.
 func (a *Admission) told(form Headers) []stated {
 	if a == nil {
 		return nil
@@ -69,7 +70,8 @@ func (m *middleware) stated(asks []ask, d ratelimit.Decision) []stated {
 	return tellable(d, func(i int) string { return asks[i].spec.Unit })
 }
 
-// setHeaders adds the states of this middleware to the states of the outer ones. refused reports whether it refuses the request.
+// setHeaders adds the states of this middleware to the states of the outer ones. refused reports whether it refuses the
+// request.
 func (m *middleware) setHeaders(header http.Header, outer *Admission, states []stated, refused bool) {
 	if len(states) == 0 {
 		return

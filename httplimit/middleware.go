@@ -192,7 +192,8 @@ func (m *middleware) ask(r *http.Request) (asks []ask, _ *fault) {
 	return all, nil
 }
 
-// turnsAway reports the fault of a request, and returns whether the limit is enforced. A limit in another mode is left out.
+// turnsAway reports the fault of a request, and returns whether the limit is enforced. A limit in another mode is left
+// out.
 func (m *middleware) turnsAway(ctx context.Context, f *fault) bool {
 	enforced := m.limiter.Mode(f.limit.For(f.key).Plan(f.plan)) == ratelimit.On
 	m.tell(ctx, ratelimit.Answered{Result: f.result, Shadow: !enforced, Limit: f.limit.Name(), Err: f.err})

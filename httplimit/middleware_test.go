@@ -49,8 +49,8 @@ func mustNotRun(t *testing.T) http.Handler {
 	return http.HandlerFunc(func(http.ResponseWriter, *http.Request) { t.Error("the handler ran") })
 }
 
-// TestJitterIsConstantForAKeyAndOnlyAdds promises that a refused caller waits a little longer than necessary: always the same time, and
-// not the same as other callers. Requests of Config.Requests are spread in the same way.
+// TestJitterIsConstantForAKeyAndOnlyAdds promises that a refused caller waits a little longer than necessary: always
+// the same time, and not the same as other callers. Requests of Config.Requests are spread in the same way.
 func TestJitterIsConstantForAKeyAndOnlyAdds(t *testing.T) {
 	t.Parallel()
 	hourly := ratelimit.Define("hourly", ratelimit.PerHour(1))
@@ -121,8 +121,9 @@ func TestNewRejectsInvalidConfig(t *testing.T) {
 	}
 }
 
-// TestALimitInShadowRefusesNothing promises that a limit in shadow mode takes as if it were enforced, that its refusal is counted while the request
-// goes on, and that the client does not see it. The Observer receives the route in each Answered, and Config.Refused in each Refusal.
+// TestALimitInShadowRefusesNothing promises that a limit in shadow mode takes as if it were enforced, that its refusal
+// is counted while the request goes on, and that the client does not see it. The Observer receives the route in each
+// Answered, and Config.Refused in each Refusal.
 func TestALimitInShadowRefusesNothing(t *testing.T) {
 	t.Parallel()
 	b, refused := setup(t), map[string]bool{} // whether it was a shadow, by limit and route
@@ -169,8 +170,8 @@ func crossOrigin(next http.Handler) http.Handler {
 	})
 }
 
-// TestPreflights promises that a preflight is neither counted nor refused with CORS around the limits, nor with Skip in the other order.
-// The documentation names every field of a response, for Access-Control-Expose-Headers.
+// TestPreflights promises that a preflight is neither counted nor refused with CORS around the limits, nor with Skip in
+// the other order. The documentation names every field of a response, for Access-Control-Expose-Headers.
 func TestPreflights(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -229,8 +230,9 @@ func TestStatedCost(t *testing.T) {
 	require.Equal(t, 1.0, cost, "the zero StatedCost's default")
 }
 
-// TestKeysAndCosts promises the answer for each key and each cost, also where the store may fail open, and the charge. Neither the
-// answer nor the log has a text of the client, and only failures that are not the client's fault are in the log.
+// TestKeysAndCosts promises the answer for each key and each cost, also where the store may fail open, and the charge.
+// Neither the answer nor the log has a text of the client, and only failures that are not the client's fault are in the
+// log.
 func TestKeysAndCosts(t *testing.T) {
 	t.Parallel()
 	fn := func(cost float64, err error) httplimit.Cost {
@@ -288,7 +290,8 @@ func TestKeysAndCosts(t *testing.T) {
 	}
 }
 
-// TestNestedMiddlewaresThatCountTwiceSaySo promises one line for a bucket that two middlewares take from, and none for other buckets.
+// TestNestedMiddlewaresThatCountTwiceSaySo promises one line for a bucket that two middlewares take from, and none for
+// other buckets.
 func TestNestedMiddlewaresThatCountTwiceSaySo(t *testing.T) {
 	t.Parallel()
 	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 9})
@@ -324,7 +327,8 @@ func TestNestedMiddlewaresThatCountTwiceSaySo(t *testing.T) {
 	}
 }
 
-// TestPeerBehindAProxySaysSo promises one line when Peer makes the key of forwarded requests, and none for other sources.
+// TestPeerBehindAProxySaysSo promises one line when Peer makes the key of forwarded requests, and none for other
+// sources.
 func TestPeerBehindAProxySaysSo(t *testing.T) {
 	t.Parallel()
 	any4, any6 := netip.MustParsePrefix("128.0.0.0/1"), netip.MustParsePrefix("0.0.0.0/1")

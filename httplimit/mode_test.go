@@ -35,8 +35,8 @@ func decision(allowed bool, states ...ratelimit.State) ratelimit.Decision {
 	return d
 }
 
-// TestFieldsOmitLimitsThatAreNotEnforced promises that neither the fields nor the refusal name a limit in shadow mode or off, and 0
-// remaining tokens for a paused limit until its pause ends.
+// TestFieldsOmitLimitsThatAreNotEnforced promises that neither the fields nor the refusal name a limit in shadow mode
+// or off, and 0 remaining tokens for a paused limit until its pause ends.
 func TestFieldsOmitLimitsThatAreNotEnforced(t *testing.T) {
 	t.Parallel()
 	const (
@@ -77,8 +77,8 @@ func TestFieldsOmitLimitsThatAreNotEnforced(t *testing.T) {
 // mode is an era that keeps the code's policy.
 func mode(m ratelimit.Mode) ratelimit.Era { return ratelimit.Era{Mode: m} }
 
-// TestALimitThatIsOffAllowsAnyCost promises that a limit whose rule is off allows a request of any cost, takes nothing and is in no
-// field.
+// TestALimitThatIsOffAllowsAnyCost promises that a limit whose rule is off allows a request of any cost, takes nothing
+// and is in no field.
 func TestALimitThatIsOffAllowsAnyCost(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -104,8 +104,8 @@ func TestALimitThatIsOffAllowsAnyCost(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, do(handler, request(t)).Code)
 }
 
-// TestOnlyEnforcedLimitsAnswer413 promises that a 413 names the limit that is in the way, and none that holds as little but
-// is off or only tried.
+// TestOnlyEnforcedLimitsAnswer413 promises that a 413 names the limit that is in the way, and none that holds as little
+// but is off or only tried.
 func TestOnlyEnforcedLimitsAnswer413(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -120,8 +120,8 @@ func TestOnlyEnforcedLimitsAnswer413(t *testing.T) {
 	require.Equal(t, []string{"too_costly perPlan", "allowed perUser", "shadow_refused rpm"}, b.told.results())
 }
 
-// TestAPausedLimitAnswers429UntilThePauseEnds promises that a pause refuses all requests, takes nothing from the other limits, and
-// ends by itself. The answer says when, but not why.
+// TestAPausedLimitAnswers429UntilThePauseEnds promises that a pause refuses all requests, takes nothing from the other
+// limits, and ends by itself. The answer says when, but not why.
 func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -142,8 +142,8 @@ func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	require.Equal(t, http.StatusOK, do(handler, request(t)).Code)
 }
 
-// TestEachLimitInShadowTakesByItself promises that each limit in shadow mode takes by itself. A limit in shadow mode without a
-// key, or with a capacity below the cost, refuses no request.
+// TestEachLimitInShadowTakesByItself promises that each limit in shadow mode takes by itself. A limit in shadow mode
+// without a key, or with a capacity below the cost, refuses no request.
 func TestEachLimitInShadowTakesByItself(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -163,8 +163,8 @@ func TestEachLimitInShadowTakesByItself(t *testing.T) {
 	require.Equal(t, []string{"shadow_bad_key perPlan", "allowed empty", "shadow_refused empty"}, b.told.results())
 }
 
-// TestShadowForAPlan promises that the mode of a limit that cannot be asked is the mode of the caller's plan. A request with two plans
-// is rejected.
+// TestShadowForAPlan promises that the mode of a limit that cannot be asked is the mode of the caller's plan. A request
+// with two plans is rejected.
 func TestShadowForAPlan(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
@@ -179,8 +179,8 @@ func TestShadowForAPlan(t *testing.T) {
 	require.Equal(t, []string{"shadow_bad_cost perUser", "bad_cost perUser", "bad_key perUser"}, b.told.results())
 }
 
-// TestSettleAndCreditOfALimitInShadow promises that Settle and Credit return the tokens of a limit in shadow mode as for an enforced
-// limit, but none for a request that it would have refused.
+// TestSettleAndCreditOfALimitInShadow promises that Settle and Credit return the tokens of a limit in shadow mode as
+// for an enforced limit, but none for a request that it would have refused.
 func TestSettleAndCreditOfALimitInShadow(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -244,8 +244,8 @@ func planned(limit ratelimit.Limit) httplimit.Limit {
 
 func of(policy ratelimit.Policy) ratelimit.Era { return ratelimit.Era{Policy: policy} }
 
-// TestRulesMayHaveOtherCapacities promises that a request costs too much, or not, by the policy in effect when it comes. A rule can
-// open a limit of capacity 0, and a settlement is booked on the rule's bucket, up to its capacity.
+// TestRulesMayHaveOtherCapacities promises that a request costs too much, or not, by the policy in effect when it
+// comes. A rule can open a limit of capacity 0, and a settlement is booked on the rule's bucket, up to its capacity.
 func TestRulesMayHaveOtherCapacities(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)

@@ -6,5 +6,6 @@ import "net/http"
 // of this one, or is the router. Any client can send such a request, so use it only if every preflight is answered
 // without work.
 func IsPreflight(r *http.Request) bool {
-	return r.Method == http.MethodOptions && r.Header.Get("Origin") != "" && r.Header.Get("Access-Control-Request-Method") != ""
+	return r.Method == http.MethodOptions && r.Header.Get("Origin") != "" &&
+		r.Header.Get("Access-Control-Request-Method") != ""
 }

@@ -36,7 +36,8 @@ func peerIsKey(r *http.Request) {
 	}
 	m.proxied.log.Do(func() {
 		m.proxied.watched.Store(maxWatched)
-		m.config.Logger.WarnContext(r.Context(), "a forwarded request has the key of its peer; if the peer is a proxy, all its clients "+
+		m.config.Logger.WarnContext(r.Context(), "a forwarded request has the key of its peer; if the peer is a proxy, all "+
+			"its clients "+
 			"share a bucket: use XForwardedFor or TrustedHeader in place of Peer", "route", m.config.Route)
 	})
 }

@@ -68,8 +68,9 @@ func seconds(d time.Duration) int64 {
 	return max(whole, 0)
 }
 
-// effectiveWindow returns t of the field RateLimit: a client that spreads the remaining tokens over t seconds is not refused. known
-// is false for slots, because they are free when they are released, and for a calendar window from which nothing was taken.
+// effectiveWindow returns t of the field RateLimit: a client that spreads the remaining tokens over t seconds is not
+// refused. known is false for slots, because they are free when they are released, and for a calendar window from which
+// nothing was taken.
 func effectiveWindow(state ratelimit.State, at time.Time) (t int64, known bool) {
 	s := scheduleOf(state.Limit)
 	switch {
@@ -99,8 +100,8 @@ func effectiveWindow(state ratelimit.State, at time.Time) (t int64, known bool) 
 	return max(seconds(wait), 1), wait > 0
 }
 
-// untilMore returns how long after at, the instant of the decision, a bucket holds so many tokens, or its capacity: 0 when it does
-// already. Where nothing was ever taken from a window, its end does not show.
+// untilMore returns how long after at, the instant of the decision, a bucket holds so many tokens, or its capacity: 0
+// when it does already. Where nothing was ever taken from a window, its end does not show.
 func untilMore(state ratelimit.State, at time.Time, tokens float64) time.Duration {
 	wait, err := state.Value.RetryAfter(at, max(min(state.Limit.Capacity(), tokens), 0))
 	if err != nil {

@@ -21,7 +21,8 @@ import (
 // Refusal is the answer to a request that is not allowed. It is an http.Handler, which Config.Refuse may change and
 // call.
 type Refusal struct {
-	// Result is the reason, as in [ratelimit.Answered]: "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" or "cancelled".
+	// Result is the reason, as in [ratelimit.Answered]: "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" or
+	// "cancelled".
 	Result string
 	// Status is the status: 429 for "refused", 400 for "bad_key" and "bad_cost", 413 for "too_costly", and 503 otherwise.
 	Status int
@@ -53,8 +54,8 @@ const problemTypes = "https://iana.org/assignments/http-problem-types#"
 // retryFailure is how many seconds a client waits that could not be decided on.
 const retryFailure = 1
 
-// NewRefusal returns the answer to a decision that refuses, for handlers that call the core themselves and answer in a way of their
-// own. [Respond] answers by an error.
+// NewRefusal returns the answer to a decision that refuses, for handlers that call the core themselves and answer in a
+// way of their own. [Respond] answers by an error.
 func NewRefusal(d ratelimit.Decision) Refusal { return newRefusal(d, d.RetryAfter) }
 
 // newRefusal is NewRefusal with a wait that may be longer than the decision's.
@@ -65,7 +66,8 @@ func newRefusal(d ratelimit.Decision, wait time.Duration) Refusal {
 	}
 	isPaused := telemetry.IsPaused(d)
 	if isPaused {
-		f.Reason, f.Title = "temporary-reduced-capacity", "Request cannot be satisfied due to temporary server capacity constraints"
+		f.Reason, f.Title = "temporary-reduced-capacity", "Request cannot be satisfied due to temporary server capacity "+
+			"constraints"
 	}
 	var details []string
 	for i := range d.States {
@@ -208,8 +210,8 @@ func inWords(limit ratelimit.Limit) string {
 	}
 }
 
-// bodyTimeout is how long the response to a refused request waits for the rest of its body. If the body arrives in time, the
-// connection can be used again; otherwise it is closed after the response.
+// bodyTimeout is how long the response to a refused request waits for the rest of its body. If the body arrives in
+// time, the connection can be used again; otherwise it is closed after the response.
 const bodyTimeout = 500 * time.Millisecond
 
 // refuse sends the response to a refused request.
@@ -220,7 +222,9 @@ func (m *middleware) refuse(w http.ResponseWriter, r *http.Request, states []sta
 }
 
 // refuseWith sends the response to a refused request. The headers of the decision are already set.
-func refuseWith(w http.ResponseWriter, r *http.Request, refusal Refusal, answer func(http.ResponseWriter, *http.Request, Refusal)) {
+func refuseWith(w http.ResponseWriter, r *http.Request, refusal Refusal,
+	answer func(http.ResponseWriter, *http.Request, Refusal),
+) {
 	refusal.SetFields(w.Header())
 	if r.ProtoMajor == 1 && r.ContentLength != 0 {
 		// net/http holds the answer back until it has read the body, or 256 KiB of it. EnableFullDuplex would spare

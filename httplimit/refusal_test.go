@@ -175,8 +175,9 @@ func TestRespondBehindAMiddleware(t *testing.T) {
 	require.Equal(t, "6", w.Header().Get("Retry-After"))
 }
 
-// TestRespondDistinguishesFailuresFromErrorsOfTheHandler promises which errors Respond answers, and which errors it leaves to the handler. The
-// log holds mistakes in the program and failures of the store, which the client does not see, but neither refusals nor bad requests.
+// TestRespondDistinguishesFailuresFromErrorsOfTheHandler promises which errors Respond answers, and which errors it
+// leaves to the handler. The log holds mistakes in the program and failures of the store, which the client does not
+// see, but neither refusals nor bad requests.
 func TestRespondDistinguishesFailuresFromErrorsOfTheHandler(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -271,8 +272,8 @@ func TestFieldsHaveTheDecisionsOfHandlerAndMiddleware(t *testing.T) {
 	require.Equal(t, "6", w.Header().Get("Retry-After"))
 }
 
-// TestTheTighterOfTwoDecisionsIsInTheFields has a middleware and a handler ask one name: for another key, another policy, a larger
-// cost.
+// TestTheTighterOfTwoDecisionsIsInTheFields has a middleware and a handler ask one name: for another key, another
+// policy, a larger cost.
 func TestTheTighterOfTwoDecisionsIsInTheFields(t *testing.T) {
 	t.Parallel()
 	free := ratelimit.Define("perUser", ratelimit.PerMinute(2))
@@ -298,8 +299,8 @@ func TestTheTighterOfTwoDecisionsIsInTheFields(t *testing.T) {
 	}
 }
 
-// TestMergeStatesInTheFormOfTheMiddleware promises the tightest state in a form that reports only one limit, from the handler, the
-// middleware or one around it.
+// TestMergeStatesInTheFormOfTheMiddleware promises the tightest state in a form that reports only one limit, from the
+// handler, the middleware or one around it.
 func TestMergeStatesInTheFormOfTheMiddleware(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

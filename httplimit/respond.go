@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Respond answers a request for which a call on limits returned err, as the middleware does, and reports whether it did. Use it
-// in handlers that take tokens by themselves, for example in the transaction of their writes.
+// Respond answers a request for which a call on limits returned err, as the middleware does, and reports whether it
+// did. Use it in handlers that take tokens by themselves, for example in the transaction of their writes.
 //
 //		err := limiter.InTx(r.Context(), func(tx pgx.Tx) error {
 //			if err := limiter.WithTx(tx).Require(r.Context(), Messages.For(author)); err != nil {
@@ -34,8 +34,9 @@ import (
 //	  - An invalid key or cost is answered 400, and a cost above the limit's capacity 413. No failure beside it counts.
 //
 // It does not answer nil and other errors: errors of your own code from InTx, errors about the ID of a reservation, and
-// ratelimit.ErrCommitUnknown, also beside a failure: the work may be done. It uses Config.Refuse and RetryJitter of the middleware around
-// the handler. It logs failures to Config.Logger of that middleware, as it logs its own, or to slog.Default.
+// ratelimit.ErrCommitUnknown, also beside a failure: the work may be done. It uses Config.Refuse and RetryJitter of the
+// middleware around the handler. It logs failures to Config.Logger of that middleware, as it logs its own, or to
+// slog.Default.
 func Respond(w http.ResponseWriter, r *http.Request, err error) (answered bool) {
 	config := Config{}.withDefaults()
 	admission, around := FromContext(r.Context())
@@ -69,8 +70,8 @@ func Respond(w http.ResponseWriter, r *http.Request, err error) (answered bool) 
 // apart throttles the log of Respond in handlers without a middleware around them.
 var apart telemetry.FailureLog //nolint:gochecknoglobals // such a handler has nothing that lives longer than a request
 
-// failureOf returns what a failure makes of a request, and false for an error that is not one of a call on limits. ctx is the
-// request's.
+// failureOf returns what a failure makes of a request, and false for an error that is not one of a call on limits. ctx
+// is the request's.
 func failureOf(ctx context.Context, err error) (result string, fails bool) {
 	if result, ofRequest := requestFault(err); ofRequest {
 		return result, true

@@ -103,7 +103,10 @@ func (t *Transport) report(r *http.Request, request ratelimit.Request, response 
 		outcome = OutcomeOf
 	}
 	if err := t.Upstreams.Report(t.Limiter, request, outcome(response)); err != nil {
-		t.Limiter.Observe(r.Context(), ratelimit.Failed{Verb: "report", Limit: request.Limit().Name(), Err: err, Began: time.Now()})
+		t.Limiter.Observe(r.Context(), ratelimit.Failed{
+			Verb: "report", Limit: request.Limit().Name(), Err: err,
+			Began: time.Now(),
+		})
 	}
 }
 

@@ -69,8 +69,8 @@ func send(t *testing.T, transport http.RoundTripper, account string) error {
 	return err
 }
 
-// TestTransportReports promises that the outcome of a response is reported: an account that asks for it is left alone, until it is
-// over. The response reaches the caller unchanged. Only limits that adapt are reported.
+// TestTransportReports promises that the outcome of a response is reported: an account that asks for it is left alone,
+// until it is over. The response reaches the caller unchanged. Only limits that adapt are reported.
 func TestTransportReports(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

@@ -19,7 +19,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Callers who wait for one row share the next round trip, up to MaxWaiting of them. Who comes after them is refused before any SQL.
+// Callers who wait for one row share the next round trip, up to MaxWaiting of them. Who comes after them is refused
+// before any SQL.
 func TestWaitersShareTheNextRoundTrip(t *testing.T) {
 	t.Parallel()
 	w := &wire{}
@@ -79,8 +80,8 @@ func TestMaxWaitingIsRefusedBeforeAnySQL(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-// An application that takes in a transaction, in another order than calls lock in, cannot deadlock with calls outside of it. These
-// take from both buckets, or share a batch with calls for the other.
+// An application that takes in a transaction, in another order than calls lock in, cannot deadlock with calls outside
+// of it. These take from both buckets, or share a batch with calls for the other.
 func TestABatchIsPartOfNoDeadlock(t *testing.T) {
 	t.Parallel()
 	s := newStand(t)
@@ -182,7 +183,8 @@ type cutCall struct {
 	commits bool
 }
 
-// cutCrowd are calls of each kind, which are made at once. Some of them share a statement. There is nothing left of tight.
+// cutCrowd are calls of each kind, which are made at once. Some of them share a statement. There is nothing left of
+// tight.
 var cutCrowd = []cutCall{
 	{[]ratelimit.Limit{calls}, taking, 1, false},
 	{[]ratelimit.Limit{calls}, taking, 1, false},
@@ -203,8 +205,8 @@ func (c cutCall) requests(key string) (all []ratelimit.Request) {
 	return all
 }
 
-// Wherever the connection of a batch breaks, each of its callers gets an error or an answer. An answer is true. A call with an
-// error has taken all of its cost or nothing. The next batch works.
+// Wherever the connection of a batch breaks, each of its callers gets an error or an answer. An answer is true. A call
+// with an error has taken all of its cost or nothing. The next batch works.
 func TestABatchWithABrokenConnectionIsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	for name, side := range map[string]cut{

@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// TestBurstOfNewKeys promises that many new keys in a small table do not make calls slower: no connection keeps a plan that reads the
-// whole table.
+// TestBurstOfNewKeys promises that many new keys in a small table do not make calls slower: no connection keeps a plan
+// that reads the whole table.
 func TestBurstOfNewKeys(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "it inserts tens of thousands of rows")

@@ -9,9 +9,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// A bucket that is charged until an instant gives nothing before it, and gives again at the end that the call returns: the instant
-// itself for a token bucket, and the start of a window for windows. A second charge until an earlier instant, or the same one,
-// changes nothing.
+// A bucket that is charged until an instant gives nothing before it, and gives again at the end that the call returns:
+// the instant itself for a token bucket, and the start of a window for windows. A second charge until an earlier
+// instant, or the same one, changes nothing.
 func TestChargeUntil(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {

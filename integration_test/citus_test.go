@@ -21,7 +21,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// citusStand is a coordinator and two workers, each of which takes statements, with a bundle on each; or the coordinator alone.
+// citusStand is a coordinator and two workers, each of which takes statements, with a bundle on each; or the
+// coordinator alone.
 type citusStand struct {
 	*postgrestest.Citus
 
@@ -38,8 +39,8 @@ func newCitusStand(t *testing.T) *citusStand {
 	return s
 }
 
-// TestCitus promises that a limit in tables distributed by Citus is exact from each node and from all of them, at each isolation level,
-// and when a worker is killed. TestRecordedOnCitus compares the answers of every verb.
+// TestCitus promises that a limit in tables distributed by Citus is exact from each node and from all of them, at each
+// isolation level, and when a worker is killed. TestRecordedOnCitus compares the answers of every verb.
 func TestCitus(t *testing.T) {
 	t.Parallel()
 	s := newCitusStand(t)
@@ -93,8 +94,9 @@ func (s *citusStand) races(t *testing.T) {
 	}
 }
 
-// distributes promises that a second Distribute does nothing, that Distribute does not restrict the application's tables, and that the
-// functions are on every node, also those that were created before Citus, and those that Up creates again.
+// distributes promises that a second Distribute does nothing, that Distribute does not restrict the application's
+// tables, and that the functions are on every node, also those that were created before Citus, and those that Up
+// creates again.
 func (s *citusStand) distributes(t *testing.T) {
 	t.Helper()
 	ctx, pool := t.Context(), s.nodes[0].pool
@@ -153,8 +155,8 @@ func (s *citusStand) distributes(t *testing.T) {
 	require.NoError(t, migrations.Distribute(ctx, pool, other, migrations.Distribution{}))
 }
 
-// conflictsAtCommit promises that InTx does not run a function twice if a worker may have committed. The coordinator has the same
-// error for a worker that refuses and for a lost worker.
+// conflictsAtCommit promises that InTx does not run a function twice if a worker may have committed. The coordinator
+// has the same error for a worker that refuses and for a lost worker.
 func (s *citusStand) conflictsAtCommit(t *testing.T) {
 	t.Helper()
 	ctx := t.Context()
@@ -181,8 +183,8 @@ func (s *citusStand) conflictsAtCommit(t *testing.T) {
 	}
 }
 
-// killsWorker kills the sessions of a worker again and again while callers take from two limits, and reserve: no call takes half, none
-// takes more than there is, and none takes without the row of its reservation, or leaves that alone.
+// killsWorker kills the sessions of a worker again and again while callers take from two limits, and reserve: no call
+// takes half, none takes more than there is, and none takes without the row of its reservation, or leaves that alone.
 func (s *citusStand) killsWorker(t *testing.T) {
 	t.Helper()
 	if len(s.Workers) == 0 {

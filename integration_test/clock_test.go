@@ -179,7 +179,8 @@ func (b *bundle) plant(t *testing.T, key string, shard int, value float64, ts ti
 		key, shard, value, ts.UnixMicro())
 }
 
-// jumping returns a clock that shows an instant before the change for a number of reads, and an instant after the change from then on.
+// jumping returns a clock that shows an instant before the change for a number of reads, and an instant after the
+// change from then on.
 func jumping(reads int64) func() time.Time {
 	var n atomic.Int64
 	return func() time.Time {
@@ -272,8 +273,8 @@ func TestPruneKeepsOwedTokensThatAChangeScales(t *testing.T) {
 	}
 }
 
-// TestTheModesOfARuleCostNoRoundTrip promises that a rule that changes the mode of its limit costs no round trip, and that a limit that
-// is off costs none at all.
+// TestTheModesOfARuleCostNoRoundTrip promises that a rule that changes the mode of its limit costs no round trip, and
+// that a limit that is off costs none at all.
 func TestTheModesOfARuleCostNoRoundTrip(t *testing.T) {
 	t.Parallel()
 	b, w := setupCounted(t)

@@ -25,8 +25,8 @@ func deadlocks(t *testing.T, pool *pgxpool.Pool) (found int) {
 	return found
 }
 
-// The order of locking must not depend on which rows exist already. Another transaction holds the second row, and one caller and
-// then the other queue for it, each with the rows it has locked by then.
+// The order of locking must not depend on which rows exist already. Another transaction holds the second row, and one
+// caller and then the other queue for it, each with the rows it has locked by then.
 func TestTakeLocksInOneOrderWhateverRowsExist(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -74,8 +74,8 @@ func waiting(t *testing.T, pool *pgxpool.Pool) int {
 	return n
 }
 
-// A caller who loses a conflict inside a savepoint of its own gets the server's error, and can continue from the savepoint.
-// Earlier writes stay, and other buckets work, but the lost bucket fails for this snapshot.
+// A caller who loses a conflict inside a savepoint of its own gets the server's error, and can continue from the
+// savepoint. Earlier writes stay, and other buckets work, but the lost bucket fails for this snapshot.
 func TestAConflictInASavepointReachesTheCaller(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels[1:] {
@@ -118,8 +118,8 @@ func TestAConflictInASavepointReachesTheCaller(t *testing.T) {
 	}
 }
 
-// Every commit takes the row from all transactions that run beside it. A transaction that waits in the queue of the process has a
-// connection, so the head of the queue must not wait for one.
+// Every commit takes the row from all transactions that run beside it. A transaction that waits in the queue of the
+// process has a connection, so the head of the queue must not wait for one.
 func TestInTxGetsAllOfManyWorkersThroughOnOneKey(t *testing.T) {
 	t.Parallel()
 	const workers = 32
@@ -143,8 +143,8 @@ func TestInTxGetsAllOfManyWorkersThroughOnOneKey(t *testing.T) {
 	s.requireHealthy(t)
 }
 
-// A row inserted for a lock is marked by a last number of 0. If the mark stays in a row, the row's value still counts: it is
-// not mistaken for a new, full row.
+// A row inserted for a lock is marked by a last number of 0. If the mark stays in a row, the row's value still counts:
+// it is not mistaken for a new, full row.
 func TestARowWithTheMarkOfItsInsertKeepsItsTokens(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -157,8 +157,8 @@ func TestARowWithTheMarkOfItsInsertKeepsItsTokens(t *testing.T) {
 	require.InDelta(t, roomy.Capacity()-20, b.held(t, "roomy", "key"), 1e-3)
 }
 
-// A row that is updated all the time leaves a dead version behind each time. None of them must touch the index, so that the next
-// statement can prune the page and the table stays as small as it was.
+// A row that is updated all the time leaves a dead version behind each time. None of them must touch the index, so that
+// the next statement can prune the page and the table stays as small as it was.
 //
 //nolint:paralleltest // a transaction that others keep open, in whatever database, keeps dead versions from being cleaned
 func TestHotRowStaysSmall(t *testing.T) {
@@ -197,7 +197,8 @@ func newCutStand(t *testing.T) (*stand, *cutter) {
 	return s, c
 }
 
-// InTx runs its function again on another connection if one breaks before COMMIT. A COMMIT without an answer is not sent again.
+// InTx runs its function again on another connection if one breaks before COMMIT. A COMMIT without an answer is not
+// sent again.
 func TestInTxOnAConnectionThatBreaks(t *testing.T) {
 	t.Parallel()
 	const never, soon = 1_000_000, 10
@@ -256,8 +257,8 @@ func TestInTxOnAConnectionThatBreaks(t *testing.T) {
 	}
 }
 
-// If the server refuses a COMMIT, nothing was written: a conflict is tried again, and another error is returned. That is on the same
-// connection, which was rolled back. An error of a server behind the server leaves the outcome unknown.
+// If the server refuses a COMMIT, nothing was written: a conflict is tried again, and another error is returned. That
+// is on the same connection, which was rolled back. An error of a server behind the server leaves the outcome unknown.
 func TestAnErrorInTheMessageOfCommit(t *testing.T) {
 	t.Parallel()
 	reserve := func(ctx context.Context, s *stand) error {
@@ -316,8 +317,8 @@ func TestAnErrorInTheMessageOfCommit(t *testing.T) {
 	}
 }
 
-// A COMMIT that waits is not reported as success if its backend is ended, nor cut short if its caller gives up. A COMMIT without an answer is
-// given up after a while, and the server receives a cancel request.
+// A COMMIT that waits is not reported as success if its backend is ended, nor cut short if its caller gives up. A
+// COMMIT without an answer is given up after a while, and the server receives a cancel request.
 func TestInTxWhileItsCommitWaits(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

@@ -23,22 +23,23 @@ const (
 	threeDecisions = threeBuckets + `, '{1,1,1}', '{10,10,10}', '{10,10,10}', '{1000000,1000000,1000000}', '{1,1,1}', '{0,0,0}', '{0,0,0}'`
 )
 
-// housekeeping lists the statements that find rows in another way. They run without a waiting caller, or read no row or the only
-// row.
+// housekeeping lists the statements that find rows in another way. They run without a waiting caller, or read no row or
+// the only row.
 var housekeeping = map[string]bool{
 	"fingerprint_read.sql": true, "fingerprint_insert.sql": true,
 	"reservations_expired.sql": true, "reservations_forget.sql": true, "reservations_forget_routed.sql": true, "setting.sql": true,
 	"clock.sql": true, "layout.sql": true, // which go to no table
 }
 
-// sizes returns numbers of rows at the last ANALYZE. A connection keeps the plans of a small table while the table grows.
+// sizes returns numbers of rows at the last ANALYZE. A connection keeps the plans of a small table while the table
+// grows.
 func sizes() []int { return []int{0, 5, 5000, 1, 200}[:testsize.Of(3, 5)] }
 
 // newPlans are the modes in which a plan that has just been made can differ. With auto it's a custom plan.
 var newPlans = []string{"force_generic_plan", "force_custom_plan"}
 
-// Each statement file finds its rows by the primary key, with custom and generic plans, whatever the size of the table. A scan would
-// be slow, and at SERIALIZABLE it would conflict with all other transactions.
+// Each statement file finds its rows by the primary key, with custom and generic plans, whatever the size of the table.
+// A scan would be slow, and at SERIALIZABLE it would conflict with all other transactions.
 func TestStatementsUseThePrimaryKey(t *testing.T) {
 	t.Parallel()
 	tests := map[string]struct {

@@ -14,7 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Each statement inside a function finds its rows by the primary key, whatever the size of the table when its plan was made.
+// Each statement inside a function finds its rows by the primary key, whatever the size of the table when its plan was
+// made.
 func TestFunctionsUseThePrimaryKey(t *testing.T) {
 	t.Parallel()
 	const always = `, NULL, NULL, NULL, `
@@ -158,8 +159,9 @@ func generalAsk(key, verb, more string) string {
 		"capacity": 10, "rate": 10, "steps": 60, "step_us": 1000000, "phase_us": 0%s}`, key, verb, more)
 }
 
-// explainInside returns a function that runs a statement on a session of its own, rolls it back, and returns the plans of the statements
-// inside the functions that it calls. They are planned anew each time. A new session for each would have to read the catalog, too.
+// explainInside returns a function that runs a statement on a session of its own, rolls it back, and returns the plans
+// of the statements inside the functions that it calls. They are planned anew each time. A new session for each would
+// have to read the catalog, too.
 func explainInside(t *testing.T, b *bundle, mode string) func(statement string) (plans []string) {
 	t.Helper()
 	var plans []string

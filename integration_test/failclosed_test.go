@@ -93,8 +93,8 @@ func (s *stand) setDefault(t *testing.T, name, value string) (reset func()) {
 	return func() { alter("RESET " + name) }
 }
 
-// If the database or the pool fails in any way below, a call returns an error, takes nothing, and leaves no connection behind. When
-// the fault ends, calls work again.
+// If the database or the pool fails in any way below, a call returns an error, takes nothing, and leaves no connection
+// behind. When the fault ends, calls work again.
 func TestCallsFailClosed(t *testing.T) {
 	t.Parallel()
 	isDeadline := func(err error) bool { return errors.Is(err, context.DeadlineExceeded) }
@@ -230,7 +230,8 @@ func TestErrorsNameTheirPackageOnce(t *testing.T) {
 	}
 }
 
-// A call that needs a missing function says so, takes nothing, also in a transaction of the caller, and works after the next Up.
+// A call that needs a missing function says so, takes nothing, also in a transaction of the caller, and works after the
+// next Up.
 func TestAMissingFunction(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -303,8 +304,8 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 	}
 }
 
-// The error of a read-only session says where to connect, and the pool closes its connections, except a connection with a caller's
-// transaction.
+// The error of a read-only session says where to connect, and the pool closes its connections, except a connection with
+// a caller's transaction.
 func TestAReadOnlyServerIsReportedAndItsConnectionsAreClosed(t *testing.T) {
 	t.Parallel()
 	became := 0 // sessions, of which the first is on a server that became read-only
@@ -333,8 +334,8 @@ func TestAReadOnlyServerIsReportedAndItsConnectionsAreClosed(t *testing.T) {
 	require.Equal(t, 2, became)
 }
 
-// A server that is read-only for good is not connected to anew for each call that fails: one search in a second closes 16 connections
-// at most.
+// A server that is read-only for good is not connected to anew for each call that fails: one search in a second closes
+// 16 connections at most.
 func TestAReadOnlyServerGetsNoConnectionForEachCall(t *testing.T) {
 	t.Parallel()
 	const calls = 200

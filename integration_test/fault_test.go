@@ -37,8 +37,8 @@ type stand struct {
 	outside *bundle // connections without faults, to cause faults and to check their effects
 }
 
-// newStand also has the table of an application: messages, with a row for each allowed call. The connections outside are made in a way
-// that the settings of the database, which a fault may change, do not reach.
+// newStand also has the table of an application: messages, with a row for each allowed call. The connections outside
+// are made in a way that the settings of the database, which a fault may change, do not reach.
 func newStand(t *testing.T, configure ...func(*pgxpool.Config)) *stand {
 	t.Helper()
 	inside := setup(t, configure...)
@@ -154,8 +154,8 @@ func (s *stand) awaitNoWaiter(t *testing.T) {
 	eventually(t, "no session waits for a lock", func() bool { return len(s.waiters(t, 0)) == 0 })
 }
 
-// endWaiters ends the sessions that wait for a lock. After a call that gave up, one may wait on: a cancel request that comes before the
-// statement does nothing.
+// endWaiters ends the sessions that wait for a lock. After a call that gave up, one may wait on: a cancel request that
+// comes before the statement does nothing.
 func (s *stand) endWaiters(t *testing.T) {
 	t.Helper()
 	eventually(t, "no session waits for a lock", func() bool {
@@ -215,7 +215,8 @@ const (
 	cutHalfAnswer             // the request is carried out, and half of its answer arrives
 )
 
-// cutter makes a pool's connections break at a request that contains some bytes: words of a statement, or one of its parameters.
+// cutter makes a pool's connections break at a request that contains some bytes: words of a statement, or one of its
+// parameters.
 type cutter struct {
 	mu       sync.Mutex
 	request  []byte
@@ -283,7 +284,8 @@ func (c *cutter) decide(message []byte) (side cut, now bool) {
 	return c.side, true
 }
 
-// isIn reports whether the cutter is armed for a message: by its bytes, or by the first word of a statement that begins or commits.
+// isIn reports whether the cutter is armed for a message: by its bytes, or by the first word of a statement that begins
+// or commits.
 func (c *cutter) isIn(message []byte) bool {
 	if word := string(c.request); word == "begin" || word == "commit" {
 		return bytes.HasPrefix(message[5:], c.request) || bytes.Contains(message, []byte("\x00"+word)) // by itself, or after a statement's name
@@ -325,7 +327,8 @@ func (c *cutConn) Write(message []byte) (int, error) {
 
 // Read waits for the whole of an answer to drop, so that the server has certainly executed the request.
 //
-// It decides whether to drop the answer only after reading it, because the driver may begin to read before a slow write has ended.
+// It decides whether to drop the answer only after reading it, because the driver may begin to read before a slow write
+// has ended.
 func (c *cutConn) Read(p []byte) (int, error) {
 	if c.broken {
 		return c.readKept(p)
@@ -371,7 +374,8 @@ func (c *cutConn) readKept(p []byte) (int, error) {
 	return n, nil
 }
 
-// announcing is a context that closes underway at the first call of Done. A call that waits for the end of its context is under way by then.
+// announcing is a context that closes underway at the first call of Done. A call that waits for the end of its context
+// is under way by then.
 type announcing struct {
 	context.Context //nolint:containedctx // it is one
 	once            *sync.Once
@@ -454,8 +458,8 @@ func requireAllAllowed(t *testing.T, askers ...*asker) {
 	}
 }
 
-// crowd makes a first caller wait for the row of ada, which another transaction locks until release is called, and n others wait for the
-// first.
+// crowd makes a first caller wait for the row of ada, which another transaction locks until release is called, and n
+// others wait for the first.
 func (s *stand) crowd(t *testing.T, n int) (askers []*asker, release func()) {
 	t.Helper()
 	require.NoError(t, s.takeOutside(t.Context()))

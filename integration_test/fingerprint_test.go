@@ -122,8 +122,8 @@ func TestFirstUseIsARaceThatOneWins(t *testing.T) {
 	}
 }
 
-// A call in the caller's transaction looks, in that transaction, and stores nothing there. The transaction does not lose against the
-// program that stores the fingerprint meanwhile, and goes on after a mismatch.
+// A call in the caller's transaction looks, in that transaction, and stores nothing there. The transaction does not
+// lose against the program that stores the fingerprint meanwhile, and goes on after a mismatch.
 func TestFingerprintInTheCallersTransaction(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels {

@@ -53,8 +53,8 @@ func takeOne(t *testing.T, limiter *ratelimit.Limiter, requests ...ratelimit.Req
 	require.NoError(t, limiter.Require(t.Context(), requests...))
 }
 
-// byCancelRequest makes pgx send a cancel request for a statement whose context ends, as docs/operations.md recommends. pgx closes the
-// connection if the server has not answered after patience.
+// byCancelRequest makes pgx send a cancel request for a statement whose context ends, as docs/operations.md recommends.
+// pgx closes the connection if the server has not answered after patience.
 func byCancelRequest(patience time.Duration) func(*pgxpool.Config) {
 	return func(c *pgxpool.Config) {
 		c.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
@@ -89,9 +89,10 @@ func callsAtARow(lease string) map[string]call {
 	return all
 }
 
-// A call waits for a row that another transaction holds, for example the transaction of its own caller. It returns when its time is
-// over, or its caller gives up, and has done nothing. Its error does not leave that open, and its statement does not stay at the
-// server. If pgx sends cancel requests, the connection is kept. A call that needs no row of its own does not wait.
+// A call waits for a row that another transaction holds, for example the transaction of its own caller. It returns when
+// its time is over, or its caller gives up, and has done nothing. Its error does not leave that open, and its statement
+// does not stay at the server. If pgx sends cancel requests, the connection is kept. A call that needs no row of its
+// own does not wait.
 func TestACallAtAHeldRow(t *testing.T) {
 	t.Parallel()
 	names := slices.Sorted(maps.Keys(callsAtARow("")))
@@ -296,8 +297,8 @@ func TestACallThatWaitsForARowHoldsNoOtherRow(t *testing.T) {
 	}
 }
 
-// A call that needs a locked row, and another that is being inserted, waits for both in turn. It does not wait for ever for the
-// first while others use it.
+// A call that needs a locked row, and another that is being inserted, waits for both in turn. It does not wait for ever
+// for the first while others use it.
 func TestACallWaitsForEachOfItsRowsInTurn(t *testing.T) {
 	t.Parallel()
 	for _, verb := range []string{"Take", "Charge"} {
@@ -358,7 +359,8 @@ func TestCallsWaitForEveryRowOfABucket(t *testing.T) {
 	requireAllAllowed(t, askers...)
 }
 
-// waitsLong reports whether a session waits for the transaction's, for longer than a call that holds rows does at first.
+// waitsLong reports whether a session waits for the transaction's, for longer than a call that holds rows does at
+// first.
 func waitsLong(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) (long bool) {
 	t.Helper()
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT EXISTS (

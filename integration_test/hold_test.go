@@ -61,8 +61,9 @@ func TestHoldRefuses(t *testing.T) {
 	release()
 }
 
-// TestHoldEndsWorkThatLostItsSlot promises that work may take longer than the lease and keeps its slot, that losing a slot cancels the
-// work's context, and that the caller gets an error. TestKeep of internal/slots has the other ways to keep and to lose one.
+// TestHoldEndsWorkThatLostItsSlot promises that work may take longer than the lease and keeps its slot, that losing a
+// slot cancels the work's context, and that the caller gets an error. TestKeep of internal/slots has the other ways to
+// keep and to lose one.
 func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 	t.Parallel()
 	const lease = time.Minute

@@ -61,7 +61,8 @@ func (tx *hangingUp) answered() {
 	}
 }
 
-// A context that ends between two requests of a call leaves no half of the call in a transaction whose owner commits all the same.
+// A context that ends between two requests of a call leaves no half of the call in a transaction whose owner commits
+// all the same.
 func TestAnInterruptedCallIsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -109,7 +110,8 @@ func (o observing) Observe(_ context.Context, event ratelimit.Event) { o(event) 
 
 var errUndone = errors.New("undone")
 
-// A decision in a nested transaction is reported when the whole transaction has committed, and only if the commit includes it.
+// A decision in a nested transaction is reported when the whole transaction has committed, and only if the commit
+// includes it.
 func TestTheObserverHearsOnlyCommittedNestedTransactions(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {

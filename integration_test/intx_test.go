@@ -59,8 +59,8 @@ func then(next func(r run) error) func(r run) error {
 
 var errFull = errors.New("the disk of somebody else is full")
 
-// InTx commits what its function did, or nothing of it. It runs the function again after a conflict and after a lost connection, and
-// otherwise says what happened.
+// InTx commits what its function did, or nothing of it. It runs the function again after a conflict and after a lost
+// connection, and otherwise says what happened.
 func TestInTxRetriesOrReturnsTheReason(t *testing.T) {
 	t.Parallel()
 	const ended = "fn ended the transaction itself"

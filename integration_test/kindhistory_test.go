@@ -20,14 +20,14 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The answers to many concurrent callers in three processes, for a bucket of each kind, must be linearizable: the method Take of a Value of
-// each bucket, which the tests of package bucket compare with exact models, gives the same answers to the calls in some order. In that order
-// no call is answered before it began, and each decides at an instant that the clock showed meanwhile. The callers move the clock as they
-// call, and the test does between two phases.
+// The answers to many concurrent callers in three processes, for a bucket of each kind, must be linearizable: the
+// method Take of a Value of each bucket, which the tests of package bucket compare with exact models, gives the same
+// answers to the calls in some order. In that order no call is answered before it began, and each decides at an instant
+// that the clock showed meanwhile. The callers move the clock as they call, and the test does between two phases.
 const (
 	kindCallers, kindPhases = 8, 3
-	// kindPace is by how much a call moves the clock at most: a phase lasts less than a minute, because after a minute the clock
-	// reading of a slow call would count as a wrong clock.
+	// kindPace is by how much a call moves the clock at most: a phase lasts less than a minute, because after a minute the
+	// clock reading of a slow call would count as a wrong clock.
 	kindPace = 180 * time.Millisecond
 )
 
@@ -189,8 +189,8 @@ type operation struct {
 	call func(context.Context) (kindReplies, error)
 }
 
-// recorder records the questions and answers of callers. It numbers calls and returns as they happen, because clock readings could
-// be equal.
+// recorder records the questions and answers of callers. It numbers calls and returns as they happen, because clock
+// readings could be equal.
 type recorder struct{ events atomic.Int64 }
 
 func (r *recorder) record(ctx context.Context, caller int, o operation) (porcupine.Operation, error) {
@@ -218,8 +218,8 @@ func (r *recorder) recordAll(t *testing.T, callers, each int, draw func(caller i
 	return slices.Concat(histories...)
 }
 
-// judge finds an order within milliseconds in which no call is answered before it began and the model gives the same answers. If there
-// were none, it would need very long for many concurrent calls, because it must try all orders.
+// judge finds an order within milliseconds in which no call is answered before it began and the model gives the same
+// answers. If there were none, it would need very long for many concurrent calls, because it must try all orders.
 func judge(history ...porcupine.Operation) porcupine.CheckResult {
 	return porcupine.CheckOperationsTimeout(kindModel, history, 5*time.Minute)
 }
@@ -253,7 +253,8 @@ type kindHistory struct {
 	clock     *clock
 	processes []*ratelimit.Limiter
 
-	// looksApart reports whether a look reads one row after the other, as docs/operations.md says of Citus. Then each call is for one row.
+	// looksApart reports whether a look reads one row after the other, as docs/operations.md says of Citus. Then each call
+	// is for one row.
 	looksApart bool
 }
 
@@ -268,8 +269,9 @@ func newKindHistory(t *testing.T, on backend) *kindHistory {
 	return h
 }
 
-// TestHistoryOfAllKindsIsLinearizable makes concurrent calls, many of them for several kinds, in batches and unbatched, alone and in
-// transactions that are committed or rolled back. On each backend, some order of the calls one after the other explains all answers.
+// TestHistoryOfAllKindsIsLinearizable makes concurrent calls, many of them for several kinds, in batches and unbatched,
+// alone and in transactions that are committed or rolled back. On each backend, some order of the calls one after the
+// other explains all answers.
 func TestHistoryOfAllKindsIsLinearizable(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {
@@ -338,7 +340,8 @@ func (h *kindHistory) drawCall(random *rand.Rand) *kindCall {
 	return c
 }
 
-// make makes the calls, up to the first that takes nothing, because such a call locks no row until the transaction ends.
+// make makes the calls, up to the first that takes nothing, because such a call locks no row until the transaction
+// ends.
 func (h *kindHistory) make(ctx context.Context, limiter *ratelimit.Limiter, calls []*kindCall) (told []kindReply, err error) {
 	for _, c := range calls {
 		r, err := c.call(ctx, limiter)

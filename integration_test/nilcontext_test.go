@@ -24,8 +24,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/waitlist"
 )
 
-// TestNilContextsAreErrors calls each exported method that takes a context, and each such function, with nil: the answer is an error
-// that says so, and no panic deep inside.
+// TestNilContextsAreErrors calls each exported method that takes a context, and each such function, with nil: the
+// answer is an error that says so, and no panic deep inside.
 func TestNilContextsAreErrors(t *testing.T) {
 	t.Parallel()
 	var none context.Context

@@ -28,8 +28,8 @@ func planned(t *testing.T, b *bundle, now *time.Time, configure func(*ratelimit.
 	return b.with(t, config), ratelimit.Define("quota", policy(10))
 }
 
-// TestPlansThatAlternate promises that a key whose requests name any of its plans, in any order, takes no more in a window than the
-// largest quota, with reservations that are settled and cancelled in between.
+// TestPlansThatAlternate promises that a key whose requests name any of its plans, in any order, takes no more in a
+// window than the largest quota, with reservations that are settled and cancelled in between.
 func TestPlansThatAlternate(t *testing.T) {
 	t.Parallel()
 	for _, on := range []backend{onPostgres, inMemory, byRoutedStatements} {

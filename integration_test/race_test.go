@@ -19,8 +19,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// raceValues are the values of each dimension of TestRace. Row "Ended" is an empty row of an ended window or of ended leases: the first call
-// renews it.
+// raceValues are the values of each dimension of TestRace. Row "Ended" is an empty row of an ended window or of ended
+// leases: the first call renews it.
 var raceValues = [...][]string{
 	{"Take", "Reserve", "Acquire"},
 	{"TokenBucket", "FixedWindow", "SlidingWindow", "CalendarWindow", "Concurrency"},
@@ -84,8 +84,8 @@ func (c raceCell) isOfFastPath() bool {
 		c.has("ClockOfTheServer") && !c.has("RefusalCache") && c.has("OverRows")
 }
 
-// pairwise returns the cells of the fast path, and others that together have every possible pair of values: first the cells with many
-// missing pairs, in a random order that is always the same for a seed.
+// pairwise returns the cells of the fast path, and others that together have every possible pair of values: first the
+// cells with many missing pairs, in a random order that is always the same for a seed.
 func pairwise(seed uint64) (chosen []raceCell) {
 	cells := allRaces()
 	rand.New(rand.NewPCG(1, seed)).Shuffle(len(cells), func(i, j int) { cells[i], cells[j] = cells[j], cells[i] })
@@ -115,8 +115,9 @@ func pairwise(seed uint64) (chosen []raceCell) {
 	return chosen
 }
 
-// TestRace checks that concurrent callers of two processes, who request more than a limit has, are given exactly its capacity, and that
-// a refusal takes nothing from other limits of the call. In the cells without a row, the callers race to insert it, for several keys.
+// TestRace checks that concurrent callers of two processes, who request more than a limit has, are given exactly its
+// capacity, and that a refusal takes nothing from other limits of the call. In the cells without a row, the callers
+// race to insert it, for several keys.
 func TestRace(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {
@@ -191,8 +192,9 @@ const (
 	raceCapacity = 50
 )
 
-// given has the racers request so many units of each key, and returns how many they were given. With ThreeLimits each call also takes from two
-// limits of its racer, which have enough: a call that the hot limit refused must have taken nothing from them.
+// given has the racers request so many units of each key, and returns how many they were given. With ThreeLimits each
+// call also takes from two limits of its racer, which have enough: a call that the hot limit refused must have taken
+// nothing from them.
 func (s raceStand) given(t *testing.T, processes []*ratelimit.Limiter, keys []string, tries int, hot ratelimit.Limit) []atomic.Int64 {
 	t.Helper()
 	const enough = 200
@@ -310,7 +312,8 @@ func (s raceStand) prepare(t *testing.T, limiter *ratelimit.Limiter, hot ratelim
 	}
 }
 
-// caller makes a call in one place: without a transaction, in a transaction of the caller at an isolation level, or in Limiter.InTx.
+// caller makes a call in one place: without a transaction, in a transaction of the caller at an isolation level, or in
+// Limiter.InTx.
 type caller struct {
 	name   string
 	within func(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, call func(l *ratelimit.Limiter) error) error
@@ -340,7 +343,8 @@ func callers() []caller {
 	}
 }
 
-// inCallersTx makes the call in a transaction that commits even if the call is refused: a refused call must have taken nothing.
+// inCallersTx makes the call in a transaction that commits even if the call is refused: a refused call must have taken
+// nothing.
 func inCallersTx(level pgx.TxIsoLevel) func(context.Context, ratelimit.Pool, *ratelimit.Limiter, func(*ratelimit.Limiter) error) error {
 	return func(ctx context.Context, pool ratelimit.Pool, limiter *ratelimit.Limiter, call func(*ratelimit.Limiter) error) error {
 		_, err := atonce.Tx(ctx, pool, level, func(tx pgx.Tx) error { return call(limiter.WithTx(tx)) })

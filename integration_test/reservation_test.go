@@ -81,7 +81,8 @@ type act struct {
 	want any           // the wait, the error, the number of reservations that end, or the tokens
 }
 
-// The instants in the life of a reservation are exact to the microsecond, which the random histories of package recorded hardly ever hit.
+// The instants in the life of a reservation are exact to the microsecond, which the random histories of package
+// recorded hardly ever hit.
 func TestReservationsOnTheMicrosecond(t *testing.T) {
 	t.Parallel()
 	const us, half, expired, forgotten = time.Microsecond, 500 * time.Millisecond, time.Hour, time.Hour + ratelimit.Week
@@ -190,9 +191,9 @@ func TestAReservationEndsOnce(t *testing.T) {
 	}, onPostgres, inMemory)
 }
 
-// Work whose reservation is gone takes a new turn under the same ID, once, however many workers start it, and in each place of a call.
-// A rollback undoes it, and a limit that refuses takes nothing. The limits have what this program knows of them now: the policy of
-// the written request holds only for a name that the program has not used.
+// Work whose reservation is gone takes a new turn under the same ID, once, however many workers start it, and in each
+// place of a call. A rollback undoes it, and a limit that refuses takes nothing. The limits have what this program
+// knows of them now: the policy of the written request holds only for a name that the program has not used.
 func TestStartReservesAgainWhatIsGone(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {
@@ -316,8 +317,8 @@ func patience(t *testing.T) context.Context {
 	return ctx
 }
 
-// Several processes expire, while a transaction holds more reservations than are read at once: each reservation that is free ends
-// once, and is returned once. In a transaction Expire does the same.
+// Several processes expire, while a transaction holds more reservations than are read at once: each reservation that is
+// free ends once, and is returned once. In a transaction Expire does the same.
 func TestExpireSkipsLockedReservations(t *testing.T) {
 	t.Parallel()
 	const locked, free, keys = 120, 230, 7
@@ -414,8 +415,8 @@ func TestExpireSkipsAReservationThatFails(t *testing.T) {
 	require.Equal(t, 3, failures, "Maintain does not report it again")
 }
 
-// In a transaction Expire locks the buckets of all reservations in the order in which every call does, and so cannot deadlock with
-// a transaction that locks in the same order.
+// In a transaction Expire locks the buckets of all reservations in the order in which every call does, and so cannot
+// deadlock with a transaction that locks in the same order.
 func TestExpireInATransactionLocksInOrder(t *testing.T) {
 	t.Parallel()
 	d := setup(t).desk(t, releasing)
@@ -444,8 +445,8 @@ func TestExpireInATransactionLocksInOrder(t *testing.T) {
 	d.requireTokens(t, 1e6-1+1, roomy.For("z"))
 }
 
-// TestWindowsGetBackWhatTheyPaid promises that a reservation that several windows pay for gives back to a window what that window and
-// later ones have paid. Otherwise a window would give more tokens than its capacity.
+// TestWindowsGetBackWhatTheyPaid promises that a reservation that several windows pay for gives back to a window what
+// that window and later ones have paid. Otherwise a window would give more tokens than its capacity.
 func TestWindowsGetBackWhatTheyPaid(t *testing.T) {
 	t.Parallel()
 	onEach(t, testWindowsGetBackWhatTheyPaid, onPostgres, inMemory)

@@ -116,9 +116,9 @@ func (c *cutter) breakAt(t *testing.T, n int, side cut) (ctx context.Context, ca
 	return ctx, cancel
 }
 
-// A call with a transaction of its own sends BEGIN with its first statement, and COMMIT with its last. Wherever a message or its answer
-// is lost, or the context ends, the outcome is as before the call, or as after it. If COMMIT may have arrived, the error is
-// ErrCommitUnknown, and the call is not sent again. With another error nothing was written.
+// A call with a transaction of its own sends BEGIN with its first statement, and COMMIT with its last. Wherever a
+// message or its answer is lost, or the context ends, the outcome is as before the call, or as after it. If COMMIT may
+// have arrived, the error is ErrCommitUnknown, and the call is not sent again. With another error nothing was written.
 func TestACallWithABrokenConnectionIsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	for _, mode := range execModes {
@@ -175,8 +175,8 @@ func TestACallWithABrokenConnectionIsAllOrNothing(t *testing.T) {
 	}
 }
 
-// While the table of reservations is locked, for example by CREATE INDEX, Reserve waits, alone and in batches. A statement that makes the
-// rows of new buckets must not leave its short lock_timeout to the statements behind it.
+// While the table of reservations is locked, for example by CREATE INDEX, Reserve waits, alone and in batches. A
+// statement that makes the rows of new buckets must not leave its short lock_timeout to the statements behind it.
 func TestReserveWaitsForTheTableOfReservations(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -213,7 +213,8 @@ func TestReserveWaitsForTheTableOfReservations(t *testing.T) {
 	}
 }
 
-// If a connection breaks while its transaction waits or has its turn, InTx retries. If it breaks at COMMIT, InTx does not.
+// If a connection breaks while its transaction waits or has its turn, InTx retries. If it breaks at COMMIT, InTx does
+// not.
 func TestASharedTurnOnAConnectionThatBreaks(t *testing.T) {
 	t.Parallel()
 	hot := ratelimit.Define("hot", hoard(100_000)).Global()

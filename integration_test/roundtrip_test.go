@@ -30,8 +30,8 @@ func (w *wire) on(c *pgxpool.Config) {
 	c.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false } // of a connection idle for a second
 }
 
-// setupCounted is setup with one connection, whose round trips are counted, and a Limiter without batches. A call in a batch may take
-// another number: it depends on who calls meanwhile.
+// setupCounted is setup with one connection, whose round trips are counted, and a Limiter without batches. A call in a
+// batch may take another number: it depends on who calls meanwhile.
 func setupCounted(t *testing.T) (*bundle, *wire) {
 	t.Helper()
 	w := &wire{}
@@ -62,7 +62,8 @@ func (b *bundle) spend(t *testing.T) {
 	takeAll(t, b.limiter, wide.For("empty"))
 }
 
-// Each call takes these round trips on the only connection, which has prepared its statements. Behind begin and lock come save and commit.
+// Each call takes these round trips on the only connection, which has prepared its statements. Behind begin and lock
+// come save and commit.
 func TestCallsTakeFewRoundTrips(t *testing.T) {
 	t.Parallel()
 	five := []ratelimit.Request{roomy.For("e"), roomy.For("a"), other.For("x"), other.Global(), roomy.For("c")}

@@ -167,9 +167,9 @@ func TestAWrongClockIsCorrectedInPlace(t *testing.T) {
 // slider is a window from which nothing falls out during a test.
 var slider = ratelimit.Define("slider", ratelimit.SlidingWindow{Rate: 1e6, Period: ratelimit.Week})
 
-// TestSlidingWindowRowsStaySmall takes in one slice after the other, from a row whose key is as long as a key may be. The row drops
-// expired slices from time to time. Doing so with each slice would write all of the row to the log. The row stays below 2,000 bytes, from
-// where on Postgres would compress it or store it elsewhere.
+// TestSlidingWindowRowsStaySmall takes in one slice after the other, from a row whose key is as long as a key may be.
+// The row drops expired slices from time to time. Doing so with each slice would write all of the row to the log. The
+// row stays below 2,000 bytes, from where on Postgres would compress it or store it elsewhere.
 func TestSlidingWindowRowsStaySmall(t *testing.T) {
 	t.Parallel()
 	const slices, moves, spare = 128, 300, 44
@@ -229,7 +229,8 @@ func (s *countedSource) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ru
 
 func (s *countedSource) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
-// If the source of rules panics or returns the rule of another limit, the definition in the code decides, and the Observer is notified.
+// If the source of rules panics or returns the rule of another limit, the definition in the code decides, and the
+// Observer is notified.
 func TestASourceThatFailsLeavesTheDefinitionInTheCode(t *testing.T) {
 	t.Parallel()
 	foreign, err := ratelimit.NewRuling(ratelimit.Define("other", ratelimit.PerMinute(3)), ratelimit.RulingConfig{})

@@ -14,7 +14,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Every verb works in each query exec mode of the application's pool, because a pooler often allows only some of the modes.
+// Every verb works in each query exec mode of the application's pool, because a pooler often allows only some of the
+// modes.
 func TestEveryVerbWorksInEveryExecMode(t *testing.T) {
 	t.Parallel()
 	for _, mode := range execModes {
@@ -54,7 +55,8 @@ func TestEveryVerbWorksInEveryExecMode(t *testing.T) {
 	}
 }
 
-// A connection that reads numbers as texts, and rounds them, must take nothing: each call would write the rounded tokens back.
+// A connection that reads numbers as texts, and rounds them, must take nothing: each call would write the rounded
+// tokens back.
 func TestRoundedTextsAreAnError(t *testing.T) {
 	t.Parallel()
 	for _, mode := range execModes {
@@ -101,9 +103,9 @@ func TestTheChosenSettingsHold(t *testing.T) {
 	}
 }
 
-// One transaction that stays open at SERIALIZABLE makes the server remember all that commit after it. When it has no room left it
-// summarizes them, and from then on misses conflicts that it promised to find. The admissions of a limit must not depend on that
-// promise.
+// One transaction that stays open at SERIALIZABLE makes the server remember all that commit after it. When it has no
+// room left it summarizes them, and from then on misses conflicts that it promised to find. The admissions of a limit
+// must not depend on that promise.
 //
 // It also sees conflicts that are not there, in every database. The server is the test's own, and has room for few.
 func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
@@ -129,8 +131,8 @@ func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
 	require.True(t, ratelimit.IsRetryable(err), "the open transaction does not see what the others took: %v", err)
 }
 
-// summarize commits transactions that each read and change something, until the server has summarized some: it remembers ten for each session
-// and process that it has room for.
+// summarize commits transactions that each read and change something, until the server has summarized some: it
+// remembers ten for each session and process that it has room for.
 func summarize(t *testing.T, b *bundle, change string) {
 	t.Helper()
 	b.exec(t, `CREATE PROCEDURE fill(times integer) LANGUAGE plpgsql AS $$ BEGIN FOR i IN 1..times LOOP `+change+`; COMMIT; END LOOP; END $$`)

@@ -15,8 +15,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Each reservation is settled by two callers at once, with different costs, alone and in transactions of each isolation level, of which a
-// third roll back. The tokens that are gone are what the reservations say that their work has cost.
+// Each reservation is settled by two callers at once, with different costs, alone and in transactions of each isolation
+// level, of which a third roll back. The tokens that are gone are what the reservations say that their work has cost.
 func TestAReservationIsSettledOnce(t *testing.T) {
 	t.Parallel()
 	const workers, keys, capacity = 6, 2, 100_000

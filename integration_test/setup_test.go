@@ -1,5 +1,5 @@
-// Package integration_test holds tests of the public API against a real server: the promises about races, isolation levels,
-// transactions, clocks and plans.
+// Package integration_test holds tests of the public API against a real server: the promises about races, isolation
+// levels, transactions, clocks and plans.
 package integration_test
 
 import (
@@ -57,8 +57,8 @@ var (
 	quietly sync.Mutex
 )
 
-// setupQuiet is setup on the quiet server, for tests that would notice others: SERIALIZABLE transactions of another database count as
-// neighbours, and the log of changes is one for all databases.
+// setupQuiet is setup on the quiet server, for tests that would notice others: SERIALIZABLE transactions of another
+// database count as neighbours, and the log of changes is one for all databases.
 func setupQuiet(t *testing.T, configure ...func(*pgxpool.Config)) *bundle {
 	t.Helper()
 	quietly.Lock()
@@ -76,8 +76,8 @@ func open(t *testing.T, url string, configure ...func(*pgxpool.Config)) *bundle 
 // planModes are the values of plan_cache_mode.
 var planModes = []string{"auto", "force_generic_plan", "force_custom_plan"}
 
-// planning is for a pool's configuration: one session prepares all statements, and plans them as mode says. Outside of explicit
-// transactions it is not SERIALIZABLE, and leaves no lock behind.
+// planning is for a pool's configuration: one session prepares all statements, and plans them as mode says. Outside of
+// explicit transactions it is not SERIALIZABLE, and leaves no lock behind.
 func planning(mode string) func(*pgxpool.Config) {
 	return func(c *pgxpool.Config) {
 		c.MaxConns = 1
@@ -215,8 +215,8 @@ func eventually(t *testing.T, what string, done func() bool) {
 	world.Eventually(t, what, done)
 }
 
-// lastSession closes pool, and returns the only connection to its database. Sessions report to the server's statistics at the latest when
-// they end.
+// lastSession closes pool, and returns the only connection to its database. Sessions report to the server's statistics
+// at the latest when they end.
 func lastSession(t *testing.T, pool *pgxpool.Pool) *pgx.Conn {
 	t.Helper()
 	config := pool.Config().ConnConfig

@@ -41,8 +41,8 @@ func drain(t *testing.T, limiter *ratelimit.Limiter, request ratelimit.Request, 
 	requireAllowed(t, taking(request.Cost(tokens(t, limiter, request)-left)), limiter)
 }
 
-// Outside a transaction a refusal locks and writes no row, as with one row, so that a caller with many refusals does not delay
-// others.
+// Outside a transaction a refusal locks and writes no row, as with one row, so that a caller with many refusals does
+// not delay others.
 func TestARefusalByShardsWritesNothing(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
@@ -70,8 +70,9 @@ func TestARefusalByShardsWritesNothing(t *testing.T) {
 	}
 }
 
-// However the rows of a bucket are filled, they give what the plain rule says: a call is allowed if one row has the cost, or if each has its
-// part of a cost that no row can hold. A refusal says exactly when one of them will. No call loses or makes tokens.
+// However the rows of a bucket are filled, they give what the plain rule says: a call is allowed if one row has the
+// cost, or if each has its part of a cost that no row can hold. A refusal says exactly when one of them will. No call
+// loses or makes tokens.
 func TestRowsGiveAsBucketsOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	steps := testsize.Of(60, 400)
@@ -141,7 +142,8 @@ func TestRowsGiveAsBucketsOfTheirOwn(t *testing.T) {
 	}, onPostgres, inMemory, byRoutedStatements)
 }
 
-// A bucket whose limit gets another number of rows starts full. A reservation is settled with the rows that it took from.
+// A bucket whose limit gets another number of rows starts full. A reservation is settled with the rows that it took
+// from.
 func TestAnotherNumberOfRowsStartsFull(t *testing.T) {
 	t.Parallel()
 	d := inMemory.setup(t).desk(t, ratelimit.Config{})
@@ -167,7 +169,8 @@ func (p differing) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling 
 func (p differing) RulingsOf(string) []*ratelimit.Ruling                        { return []*ratelimit.Ruling{p.ruling} }
 func (p differing) Ahead() time.Duration                                        { return p.ahead }
 
-// If a rule changes the number of rows, the rows that a process uses by its own clock give no more than the policy in effect.
+// If a rule changes the number of rows, the rows that a process uses by its own clock give no more than the policy in
+// effect.
 func TestRowsOfAnotherEraGiveOneBucket(t *testing.T) {
 	t.Parallel()
 	few, many := ratelimit.TokenBucket{Rate: 8, Period: century, Shards: 8}, ratelimit.TokenBucket{Rate: 64, Period: century}
@@ -277,9 +280,9 @@ func shardsOf(limit ratelimit.Limit) int {
 	panic("no such policy")
 }
 
-// TestAHistoryOfChangesCountsEveryToken runs random calls on one bucket whose rate, capacity and kind change between them.
-// Each call changes the bucket's tokens, under the limit at that moment, by exactly the amount in its answer. Time adds the tokens
-// that Value predicted. Nothing else adds or takes any.
+// TestAHistoryOfChangesCountsEveryToken runs random calls on one bucket whose rate, capacity and kind change between
+// them. Each call changes the bucket's tokens, under the limit at that moment, by exactly the amount in its answer.
+// Time adds the tokens that Value predicted. Nothing else adds or takes any.
 func TestAHistoryOfChangesCountsEveryToken(t *testing.T) {
 	t.Parallel()
 	steps := testsize.Of(150, 600)
@@ -354,8 +357,8 @@ func (h *changeHistory) holds(want float64, after string) {
 	require.InDelta(h, want, tokens(h.T, h.limiter, h.now), 1e-6, "after %s of %v", after, h.now.Limit())
 }
 
-// end ends a reservation, through the Limiter that uses the limit or a Limiter that never used it. The second may return tokens to rows of
-// an earlier policy, but never more tokens.
+// end ends a reservation, through the Limiter that uses the limit or a Limiter that never used it. The second may
+// return tokens to rows of an earlier policy, but never more tokens.
 func (h *changeHistory) end(held float64) {
 	i := h.random.IntN(len(h.open))
 	r := h.open[i]

@@ -15,8 +15,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// serializable runs fn in a SERIALIZABLE transaction that it rolls back. It runs fn again after a serialization failure, which
-// transactions of other databases of the server can cause.
+// serializable runs fn in a SERIALIZABLE transaction that it rolls back. It runs fn again after a serialization
+// failure, which transactions of other databases of the server can cause.
 func (b *bundle) serializable(t *testing.T, fn func(tx pgx.Tx) error) {
 	t.Helper()
 	undo := errors.New("roll back")
@@ -42,8 +42,9 @@ func sireads(t *testing.T, tx pgx.Tx) (n int) {
 // keepers caches, by server, what keepsRowLocks returns.
 var keepers sync.Map
 
-// keepsRowLocks reports whether an upsert behind a savepoint keeps a SIREAD lock on the row that it has written. PostgreSQL 15.18
-// does not, 15.20 does. Then sireads does not count the locks on rows and pages of tables. A read through the snapshot also locks in an index.
+// keepsRowLocks reports whether an upsert behind a savepoint keeps a SIREAD lock on the row that it has written.
+// PostgreSQL 15.18 does not, 15.20 does. Then sireads does not count the locks on rows and pages of tables. A read
+// through the snapshot also locks in an index.
 func keepsRowLocks(t *testing.T, config *pgx.ConnConfig) (keeps bool) {
 	t.Helper()
 	server := fmt.Sprint(config.Host, config.Port)
@@ -109,8 +110,8 @@ func TestDifferentKeysNeverConflict(t *testing.T) {
 	}))
 }
 
-// No verb leaves a SIREAD lock on our tables, under each plan of the server. But calls that read leases do: an Acquire that finds leases that have
-// ended, and Reset.
+// No verb leaves a SIREAD lock on our tables, under each plan of the server. But calls that read leases do: an Acquire
+// that finds leases that have ended, and Reset.
 func TestCallsTakeNoSIREADLock(t *testing.T) {
 	t.Parallel()
 	for _, mode := range planModes {

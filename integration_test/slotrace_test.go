@@ -28,9 +28,9 @@ type slotRace struct {
 	fences sync.Map
 }
 
-// TestNoSlotIsHeldTwice has callers take, renew and release leases on the same slots, alone, in batches and in transactions of an isolation
-// level, some of which are rolled back, on one limit or two. Never are more slots held than there are, no fencing number is given twice, and in
-// the end all slots are free.
+// TestNoSlotIsHeldTwice has callers take, renew and release leases on the same slots, alone, in batches and in
+// transactions of an isolation level, some of which are rolled back, on one limit or two. Never are more slots held
+// than there are, no fencing number is given twice, and in the end all slots are free.
 func TestNoSlotIsHeldTwice(t *testing.T) {
 	t.Parallel()
 	for _, isolation := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {

@@ -13,8 +13,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Programs of two versions, which call functions of two names, share a row: together they get its tokens, and no more, at each isolation
-// level, also if some roll back. The other version here is an update, as a program without functions sends it.
+// Programs of two versions, which call functions of two names, share a row: together they get its tokens, and no more,
+// at each isolation level, also if some roll back. The other version here is an update, as a program without functions
+// sends it.
 func TestTwoVersionsOfADecisionShareARow(t *testing.T) {
 	t.Parallel()
 	const capacity, workers = 60, 6

@@ -73,8 +73,8 @@ func TestTheWaitOfADeadProcessReturnsItsTokens(t *testing.T) {
 	require.InDelta(t, 1, tokens(t, s.outside.with(t, ratelimit.Config{AsOf: clock.now}), queued.Global()), 0.01)
 }
 
-// A crowd that waits for one limit queues: no transaction conflicts and is retried, at reserving or at cancelling. No caller
-// remains in the queue, also if the calls are over other limits, too.
+// A crowd that waits for one limit queues: no transaction conflicts and is retried, at reserving or at cancelling. No
+// caller remains in the queue, also if the calls are over other limits, too.
 func TestManyWaitersAreServedInOrder(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]ratelimit.Config{"Batches": {}, "NoBatching": {NoBatching: true}} {
@@ -120,9 +120,9 @@ func TestManyWaitersAreServedInOrder(t *testing.T) {
 	}
 }
 
-// Wait returns when the database's clock reaches its moment, however fast the clock of the process is: until then it asks, and sleeps
-// again. If another caller ends its reservation, Wait learns that when it asks. It is not admitted if the tokens were returned, nor before its
-// moment if they are paid. It also returns if its context ends meanwhile.
+// Wait returns when the database's clock reaches its moment, however fast the clock of the process is: until then it
+// asks, and sleeps again. If another caller ends its reservation, Wait learns that when it asks. It is not admitted if
+// the tokens were returned, nor before its moment if they are paid. It also returns if its context ends meanwhile.
 func TestWaitSleepsByTheDatabasesClock(t *testing.T) {
 	t.Parallel()
 	type sleeper struct {

@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// TestWithin promises that a reservation is refused, and takes from no limit, if one of its limits could give its tokens only
-// after its bound.
+// TestWithin promises that a reservation is refused, and takes from no limit, if one of its limits could give its
+// tokens only after its bound.
 func TestWithin(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {

@@ -1,4 +1,5 @@
-// Package lockout locks keys, such as the accounts of a login, each time for longer: for 30 seconds, a minute, and so on up to an hour.
+// Package lockout locks keys, such as the accounts of a login, each time for longer: for 30 seconds, a minute, and so
+// on up to an hour.
 //
 //	var Locked = lockout.Define("login.locked", lockout.Config{})
 //
@@ -6,9 +7,10 @@
 //	// .. return the error, or the refusal, d.Err(); check the password; if it is wrong, lock the account if that was the last attempt (see examples/login):
 //	until, err := Locked.BlockIfUsedUp(context.WithoutCancel(ctx), limiter, account, d.States[0])
 //
-// A lock is two limits of package ratelimit. The first, called name, is a token bucket of one token per millisecond, which owes the
-// rest of the lock. The second, called name.blocks, is a sliding window with the blocks within Config.Forget. So a lock needs no table and no rule of
-// its own, works inside transactions, and a rollback undoes a block. NIST SP 800-63B section 3.2.2 asks for such a limit on failed logins.
+// A lock is two limits of package ratelimit. The first, called name, is a token bucket of one token per millisecond,
+// which owes the rest of the lock. The second, called name.blocks, is a sliding window with the blocks within
+// Config.Forget. So a lock needs no table and no rule of its own, works inside transactions, and a rollback undoes a
+// block. NIST SP 800-63B section 3.2.2 asks for such a limit on failed logins.
 package lockout
 
 import (
@@ -28,16 +30,16 @@ var ErrInvalidConfig = errors.New("lockout: invalid configuration")
 
 // Config holds the settings of a Lock. The zero Config is ready for use.
 type Config struct {
-	// First is the length of the first block: whole microseconds. A lock that is shorter than the time in which the limit of
-	// the attempts gives one token is over before the next attempt. Defaults to 30 seconds, and in BlockIfUsedUp to twice
-	// that time if it is longer and the limit is a token bucket.
+	// First is the length of the first block: whole microseconds. A lock that is shorter than the time in which the limit
+	// of the attempts gives one token is over before the next attempt. Defaults to 30 seconds, and in BlockIfUsedUp to
+	// twice that time if it is longer and the limit is a token bucket.
 	First time.Duration
 	// Growth is the factor by which each block is longer than the block before it, from 1 on. Defaults to 2.
 	Growth float64
 	// Longest is the maximum length of a block, up to a year. Defaults to an hour.
 	Longest time.Duration
-	// Forget is the time after which a block no longer makes later blocks longer, up to a year. It counts from the start of that
-	// block, so it must be above Longest. Defaults to 24 hours, or to twice Longest if that is more.
+	// Forget is the time after which a block no longer makes later blocks longer, up to a year. It counts from the start
+	// of that block, so it must be above Longest. Defaults to 24 hours, or to twice Longest if that is more.
 	Forget time.Duration
 }
 
@@ -83,18 +85,23 @@ type Lock struct {
 	locked, blocks ratelimit.Limit
 }
 
-// New returns the lock called name, which is also the name of its first limit. Errors wrap ErrInvalidConfig and say what to change.
+// New returns the lock called name, which is also the name of its first limit. Errors wrap ErrInvalidConfig and say
+// what to change.
 func New(name string, config Config) (*Lock, error) {
 	isDefault := config.First == 0
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
-	locked, err := ratelimit.NewLimit(name, ratelimit.TokenBucket{Rate: 1, Period: time.Millisecond, Capacity: ratelimit.None})
+	locked, err := ratelimit.NewLimit(name, ratelimit.TokenBucket{
+		Rate: 1, Period: time.Millisecond,
+		Capacity: ratelimit.None,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
-	blocks, err := ratelimit.NewLimit(name+".blocks", ratelimit.SlidingWindow{Rate: maxBlocks, Period: config.Forget.Truncate(time.Millisecond)})
+	blocks, err := ratelimit.NewLimit(name+".blocks",
+		ratelimit.SlidingWindow{Rate: maxBlocks, Period: config.Forget.Truncate(time.Millisecond)})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
@@ -110,22 +117,24 @@ func Define(name string, config Config) *Lock {
 	return lock
 }
 
-// For returns the request that asks whether a key is locked, for Take, Require and Check, alone or beside requests of limits. It is
-// refused until the end of the lock, which is its RetryAfter, and takes nothing.
+// For returns the request that asks whether a key is locked, for Take, Require and Check, alone or beside requests of
+// limits. It is refused until the end of the lock, which is its RetryAfter, and takes nothing.
 func (l *Lock) For(key string) ratelimit.Request { return l.locked.For(key).Cost(0) }
 
 // Limits returns the limits of the lock, for Limiter.Prune and Limiter.Maintain.
 func (l *Lock) Limits() []ratelimit.Limit { return []ratelimit.Limit{l.locked, l.blocks} }
 
-// Block locks a key for the next span, and returns the end of the lock. The span begins now, on the database's clock. It does not
-// shorten a lock that lasts longer. On a Limiter of WithTx the block is part of that transaction. It returns the errors of
-// ratelimit.Limiter.
+// Block locks a key for the next span, and returns the end of the lock. The span begins now, on the database's clock.
+// It does not shorten a lock that lasts longer. On a Limiter of WithTx the block is part of that transaction. It
+// returns the errors of ratelimit.Limiter.
 func (l *Lock) Block(ctx context.Context, limiter *ratelimit.Limiter, key string) (until time.Time, err error) {
 	return l.block(ctx, limiter, key, l.config.First)
 }
 
 // block is Block with another length of the first block.
-func (l *Lock) block(ctx context.Context, limiter *ratelimit.Limiter, key string, first time.Duration) (until time.Time, err error) {
+func (l *Lock) block(ctx context.Context, limiter *ratelimit.Limiter, key string,
+	first time.Duration,
+) (until time.Time, err error) {
 	err = within(ctx, limiter, func(tx *ratelimit.Limiter) error {
 		// Concurrent blocks of a key wait here, for the row that all other calls lock before that of the blocks.
 		if _, err := tx.ChargeUntil(ctx, time.Time{}, l.locked.For(key)); err != nil { // charges nothing
@@ -149,7 +158,9 @@ func (l *Lock) block(ctx context.Context, limiter *ratelimit.Limiter, key string
 // an attempt has failed, with the state of the Decision that allowed the attempt. So of many attempts at once only the
 // last one locks. Pass a context.WithoutCancel, as of Block, or a client that leaves at once escapes the lock. It
 // returns the zero time if attempts are left.
-func (l *Lock) BlockIfUsedUp(ctx context.Context, limiter *ratelimit.Limiter, key string, attempts ratelimit.State) (until time.Time, err error) {
+func (l *Lock) BlockIfUsedUp(ctx context.Context, limiter *ratelimit.Limiter, key string,
+	attempts ratelimit.State,
+) (until time.Time, err error) {
 	if attempts.Remaining >= 1 {
 		return time.Time{}, nil
 	}
@@ -163,9 +174,12 @@ func (l *Lock) BlockIfUsedUp(ctx context.Context, limiter *ratelimit.Limiter, ke
 // BlockUntil locks a key until an instant of the database's clock, and returns the end of the lock. It does not shorten
 // a lock that lasts longer, and does not make later blocks longer. Calls at once do not add up. An instant in the past
 // does nothing. It returns ratelimit.ErrInvalidRequest for an instant more than 20 years ahead.
-func (l *Lock) BlockUntil(ctx context.Context, limiter *ratelimit.Limiter, key string, until time.Time) (end time.Time, err error) {
+func (l *Lock) BlockUntil(ctx context.Context, limiter *ratelimit.Limiter, key string,
+	until time.Time,
+) (end time.Time, err error) {
 	if time.Until(until) > 20*year { // the row would owe too many tokens
-		return end, fmt.Errorf("%w: the lock would last until %v; lock for up to 20 years", ratelimit.ErrInvalidRequest, until)
+		return end, fmt.Errorf("%w: the lock would last until %v; lock for up to 20 years", ratelimit.ErrInvalidRequest,
+			until)
 	}
 	return limiter.ChargeUntil(ctx, until, l.locked.For(key))
 }

@@ -125,8 +125,8 @@ func TestConcurrentBlocks(t *testing.T) {
 	s.asks(lock, "ada", 81*time.Second)
 }
 
-// TestOrderOfLocks expects that each call locks the row of the lock before that of the blocks, as a Take of both does, so that calls
-// cannot deadlock.
+// TestOrderOfLocks expects that each call locks the row of the lock before that of the blocks, as a Take of both does,
+// so that calls cannot deadlock.
 func TestOrderOfLocks(t *testing.T) {
 	t.Parallel()
 	lock := lockout.Define("locked", lockout.Config{})
@@ -165,8 +165,8 @@ func TestOrderOfLocks(t *testing.T) {
 	}
 }
 
-// TestBlocksUntilTheSameInstant expects that locks of one key until an instant do not add up, however many callers lock it at once, in
-// each place of a call, and that the end they return is the end of the lock.
+// TestBlocksUntilTheSameInstant expects that locks of one key until an instant do not add up, however many callers lock
+// it at once, in each place of a call, and that the end they return is the end of the lock.
 func TestBlocksUntilTheSameInstant(t *testing.T) {
 	t.Parallel()
 	for name, db := range map[string]ratelimit.Pool{"Memory": ratelimittest.NewDB(), "Postgres": postgrestest.New(t)} {

@@ -11,7 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// DefaultShards is the default of Distribution.Shards. It is not a usual number, and not the default of Citus, which is 32.
+// DefaultShards is the default of Distribution.Shards. It is not a usual number, and not the default of Citus, which is
+// 32.
 const DefaultShards = 48
 
 // isDistributed asks whether Citus distributes a table, if Citus is installed.
@@ -24,30 +25,31 @@ var (
 	// ErrNoCitus is returned by [Distribute] in a database without the extension citus, or with a version below 11.
 	ErrNoCitus = errors.New("migrations: the database has no Citus that this works with")
 
-	// ErrShards is returned by [Distribute] for an invalid number of shards, and for a number that tables of the application have
-	// or would get.
+	// ErrShards is returned by [Distribute] for an invalid number of shards, and for a number that tables of the
+	// application have or would get.
 	ErrShards = errors.New("migrations: the number of shards cannot be used")
 )
 
 // Distribution holds the settings of Distribute. The zero Distribution is ready for use.
 type Distribution struct {
-	// Shards is the number of shards of each table. Defaults to DefaultShards. It has no effect on tables that are distributed
-	// already.
+	// Shards is the number of shards of each table. Defaults to DefaultShards. It has no effect on tables that are
+	// distributed already.
 	//
 	// It must differ from the numbers of shards of the application's tables with a text as distribution column, and from
-	// citus.shard_count, the number of the next such table. Citus places tables with the same number and the same type of key
-	// together. Then it refuses other tables whose keys have another collation: keys here have "C", and the application's keys
-	// have the collation of the database.
+	// citus.shard_count, the number of the next such table. Citus places tables with the same number and the same type of
+	// key together. Then it refuses other tables whose keys have another collation: keys here have "C", and the
+	// application's keys have the collation of the database.
 	Shards int
 }
 
-// Distribute lets Citus distribute the tables that decisions use: buckets and leases by key, and reservations by id. It copies the
-// fingerprint and the functions of programs to every server. The tables of rules, compiled rules, refusals, upstreams and versions stay on
-// the coordinator, because no program's decision reads them; call the functions for people there. It changes no table that is distributed already, so it can run any number of times, and in
-// several processes at once. Each run gives the shards free pages, as Up does for other tables.
+// Distribute lets Citus distribute the tables that decisions use: buckets and leases by key, and reservations by id. It
+// copies the fingerprint and the functions of programs to every server. The tables of rules, compiled rules, refusals,
+// upstreams and versions stay on the coordinator, because no program's decision reads them; call the functions for
+// people there. It changes no table that is distributed already, so it can run any number of times, and in several
+// processes at once. Each run gives the shards free pages, as Up does for other tables.
 //
-// Run it after [Up], on the coordinator. Existing rows are moved, and calls wait meanwhile. Then restart the programs, because a
-// program checks only once whether the tables are distributed.
+// Run it after [Up], on the coordinator. Existing rows are moved, and calls wait meanwhile. Then restart the programs,
+// because a program checks only once whether the tables are distributed.
 //
 // It returns ErrNoCitus, ErrShards if tables of the application could no longer be distributed, and an error if the
 // table of buckets is partitioned. Then nothing was changed.
@@ -77,11 +79,13 @@ func Distribute(ctx context.Context, pool *pgxpool.Pool, cfg Config, distributio
 	return nil
 }
 
-// versioned matches the names of the functions that programs call. Those for people read the compiled rules, which are on the coordinator.
+// versioned matches the names of the functions that programs call. Those for people read the compiled rules, which are
+// on the coordinator.
 var versioned = regexp.MustCompile(`_[0-9]+$`)
 
-// copyFunctions copies the functions that decide to every server, where clients call them. Citus does so by itself only for functions that
-// were created after the other servers were added. It gives PUBLIC its default privilege on the copies.
+// copyFunctions copies the functions that decide to every server, where clients call them. Citus does so by itself only
+// for functions that were created after the other servers were added. It gives PUBLIC its default privilege on the
+// copies.
 func copyFunctions(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 	functions, err := Functions(Config{Schema: schema})
 	if err != nil {
@@ -139,8 +143,8 @@ func (d *distributing) all(ctx context.Context) error {
 	return nil
 }
 
-// one distributes a table by key, if necessary beside the rows of another table with the same key, or copies a table without a key to
-// every server. It does nothing if that was done before.
+// one distributes a table by key, if necessary beside the rows of another table with the same key, or copies a table
+// without a key to every server. It does nothing if that was done before.
 func (d *distributing) one(ctx context.Context, name, key, beside string) error {
 	table := pgx.Identifier{d.schema, name}.Sanitize()
 	var done bool
@@ -159,12 +163,14 @@ func (d *distributing) one(ctx context.Context, name, key, beside string) error 
 	if err := d.checkShards(ctx); err != nil {
 		return err
 	}
-	_, err = d.tx.Exec(ctx, `SELECT create_distributed_table($1::text, $2, colocate_with => 'none', shard_count => $3::integer)`, table, key, d.shards)
+	_, err = d.tx.Exec(ctx,
+		`SELECT create_distributed_table($1::text, $2, colocate_with => 'none', shard_count => $3::integer)`, table, key,
+		d.shards)
 	return err
 }
 
-// checkShards returns ErrShards if tables of the application have, or would get, the same number of shards and a text or a uuid as
-// distribution column.
+// checkShards returns ErrShards if tables of the application have, or would get, the same number of shards and a text
+// or a uuid as distribution column.
 func (d *distributing) checkShards(ctx context.Context) error {
 	const query = `
 		SELECT current_setting('citus.shard_count')::integer = $1,
@@ -178,7 +184,8 @@ func (d *distributing) checkShards(ctx context.Context) error {
 		return err
 	}
 	if next || used {
-		return fmt.Errorf("%w: tables of the application have %d shards, or would get so many; set Distribution.Shards to another number", ErrShards, d.shards)
+		return fmt.Errorf("%w: tables of the application have %d shards, or would get so many; set Distribution.Shards to "+
+			"another number", ErrShards, d.shards)
 	}
 	return nil
 }

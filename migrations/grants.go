@@ -13,37 +13,38 @@ import (
 // ErrInvalidRole is returned by [Grants] if Roles has no name, or a name that Postgres rejects.
 var ErrInvalidRole = errors.New("migrations: invalid role")
 
-// Roles are the names of the database roles that use the tables and functions. Empty names are left out. A role with two names gets the
-// privileges of both.
+// Roles are the names of the database roles that use the tables and functions. Empty names are left out. A role with
+// two names gets the privileges of both.
 type Roles struct {
-	// Owner is the role that migrates. Only the owner can alter, truncate or drop a table, or delete from the history of the
-	// rules. Leave it empty if this role created the tables.
+	// Owner is the role that migrates. Only the owner can alter, truncate or drop a table, or delete from the history of
+	// the rules. Leave it empty if this role created the tables.
 	Owner string
-	// Application is the role of programs with a Limiter. They take, reserve, settle, expire and prune, load rules, and count
-	// refusals. They cannot change rules.
+	// Application is the role of programs with a Limiter. They take, reserve, settle, expire and prune, load rules, and
+	// count refusals. They cannot change rules.
 	Application string
-	// Operator is the role of people who change rules, overrides and pauses, and of tools that reset, credit and charge buckets.
-	// Operators can also delete the fingerprint of HashKey.
+	// Operator is the role of people who change rules, overrides and pauses, and of tools that reset, credit and charge
+	// buckets. Operators can also delete the fingerprint of HashKey.
 	Operator string
-	// Reader is the role of pages and of monitoring. It reads all tables, with the keys as they are stored, and writes nothing.
-	// If it must not see personal data in keys, set Config.HashKey of package ratelimit.
+	// Reader is the role of pages and of monitoring. It reads all tables, with the keys as they are stored, and writes
+	// nothing. If it must not see personal data in keys, set Config.HashKey of package ratelimit.
 	Reader string
-	// Caller is the role of programs in other languages that may call the functions for people (docs/sql.md), and has no privileges on
-	// tables. The functions then run as their owner, with a fixed search_path, whoever calls them. A caller can take, give back and reset
-	// tokens of any key.
+	// Caller is the role of programs in other languages that may call the functions for people (docs/sql.md), and has no
+	// privileges on tables. The functions then run as their owner, with a fixed search_path, whoever calls them. A caller
+	// can take, give back and reset tokens of any key.
 	Caller string
-	// Client is the role of clients that run SQL of their own. It may only call take_own, which takes from the bucket of the client, and
-	// insert rows into tables of yours that have the trigger limit_rows. These functions run as their owner, too.
+	// Client is the role of clients that run SQL of their own. It may only call take_own, which takes from the bucket of
+	// the client, and insert rows into tables of yours that have the trigger limit_rows. These functions run as their
+	// owner, too.
 	Client string
 	// RowSecurity adds the policies that the roles need if row level security is enabled for the tables: each role sees
 	// all rows, and its privileges say what it can change. Defaults to false: no policies.
 	RowSecurity bool
 }
 
-// Grants returns the statements that grant the roles their privileges on the tables and functions of the newest migration, one
-// on each line. Run them as one text, as the owner of the tables, or as a superuser if Roles.Owner names another role. You can
-// run them any number of times. They revoke nothing. Run them again after an [Up] that created tables or functions. The roles must exist, and must be
-// allowed to connect.
+// Grants returns the statements that grant the roles their privileges on the tables and functions of the newest
+// migration, one on each line. Run them as one text, as the owner of the tables, or as a superuser if Roles.Owner names
+// another role. You can run them any number of times. They revoke nothing. Run them again after an [Up] that created
+// tables or functions. The roles must exist, and must be allowed to connect.
 //
 // Grants sends no statement. It returns [ErrInvalidSchema] and [ErrInvalidRole].
 func Grants(cfg Config, roles Roles) (string, error) {
@@ -54,7 +55,10 @@ func Grants(cfg Config, roles Roles) (string, error) {
 	if roles == (Roles{RowSecurity: roles.RowSecurity}) {
 		return "", fmt.Errorf("%w: name at least one", ErrInvalidRole)
 	}
-	for _, role := range []string{roles.Owner, roles.Application, roles.Operator, roles.Reader, roles.Caller, roles.Client} {
+	for _, role := range []string{
+		roles.Owner, roles.Application, roles.Operator, roles.Reader, roles.Caller,
+		roles.Client,
+	} {
 		if err := checkRole(role); err != nil {
 			return "", err
 		}
@@ -76,8 +80,8 @@ func Grants(cfg Config, roles Roles) (string, error) {
 	return s.text.String(), nil
 }
 
-// checkRole returns an error for a name that no role can have. In Postgres, public means every role, also in quotes, and none means no
-// role.
+// checkRole returns an error for a name that no role can have. In Postgres, public means every role, also in quotes,
+// and none means no role.
 func checkRole(role string) error {
 	switch {
 	case len(role) > 63, !utf8.ValidString(role), strings.ContainsRune(role, 0), strings.HasPrefix(role, "pg_"):
@@ -118,12 +122,14 @@ func allPrivileges() []privileges {
 	}
 }
 
-// forClients are the functions that a role which chooses its own SQL may call, and forCallers those of a role without privileges on tables.
-// Both also insert rows, for which limit_rows is a trigger. They may not make a trigger of it: that would run casts of their own as its owner.
+// forClients are the functions that a role which chooses its own SQL may call, and forCallers those of a role without
+// privileges on tables. Both also insert rows, for which limit_rows is a trigger. They may not make a trigger of it:
+// that would run casts of their own as its owner.
 var forClients = []string{"take_own"} //nolint:gochecknoglobals // a table
 
 var forCallers = append([]string{ //nolint:gochecknoglobals // a table
-	"take", "take_global", "require", "take_all", "check", "charge", "credit", "reset", "reserve", "settle", "cancel", "acquire", "renew_lease", "release",
+	"take", "take_global", "require", "take_all", "check", "charge", "credit", "reset", "reserve", "settle", "cancel",
+	"acquire", "renew_lease", "release",
 }, forClients...)
 
 // asOwner has functions run as their owner, and lets a role call them.
@@ -134,7 +140,8 @@ func (g *grants) asOwner(role string, functions []string) {
 	to := pgx.Identifier{role}.Sanitize()
 	fmt.Fprintf(&g.text, "GRANT USAGE ON SCHEMA %s TO %s;\n", pgx.Identifier{g.schema}.Sanitize(), to)
 	for _, name := range append([]string{"limit_rows"}, functions...) {
-		fmt.Fprintf(&g.text, "ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp;\n", pgx.Identifier{g.schema, name}.Sanitize())
+		fmt.Fprintf(&g.text, "ALTER FUNCTION %s SECURITY DEFINER SET search_path = pg_catalog, pg_temp;\n",
+			pgx.Identifier{g.schema, name}.Sanitize())
 	}
 	for _, name := range functions {
 		of := pgx.Identifier{g.schema, name}.Sanitize()

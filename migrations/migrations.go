@@ -1,23 +1,23 @@
 // Package migrations creates the tables and functions of the rate limiter, as migrations of goose.
 //
-// A function decides, so programs and servers must agree on what it does. Therefore a released function never changes: a
-// change is a new function with the next number, and programs of the previous version go on to call the old one. Released
-// files do not change either.
+// A function decides, so programs and servers must agree on what it does. Therefore a released function never changes:
+// a change is a new function with the next number, and programs of the previous version go on to call the old one.
+// Released files do not change either.
 //
-// A program usually calls [Up] when it starts. Any number of processes may do so at once: one applies the missing migrations,
-// and the others wait for it. You can also run goose's own command on the files, after CREATE SCHEMA ratelimit, because goose
-// creates its table of versions first:
+// A program usually calls [Up] when it starts. Any number of processes may do so at once: one applies the missing
+// migrations, and the others wait for it. You can also run goose's own command on the files, after CREATE SCHEMA
+// ratelimit, because goose creates its table of versions first:
 //
 //	goose -dir migrations -table ratelimit.goose_db_version postgres "$DATABASE_URL" up
 //
-// [Up] and [Down] hold an advisory lock of their session. Connect the pool to Postgres itself, or to a pooler in session mode. A
-// pooler in transaction mode gives the session to other clients between two statements.
+// [Up] and [Down] hold an advisory lock of their session. Connect the pool to Postgres itself, or to a pooler in
+// session mode. A pooler in transaction mode gives the session to other clients between two statements.
 //
 // # Roles
 //
-// The tables and functions belong to the role that creates them. Programs need fewer privileges. [Grants] returns the statements for three
-// roles: of programs, which cannot change rules; of people who change rules, but not the history; and of readers. With a role
-// that migrates:
+// The tables and functions belong to the role that creates them. Programs need fewer privileges. [Grants] returns the
+// statements for three roles: of programs, which cannot change rules; of people who change rules, but not the history;
+// and of readers. With a role that migrates:
 //
 //	CREATE ROLE ratelimit_owner LOGIN;
 //	CREATE ROLE app LOGIN;
@@ -33,8 +33,8 @@
 //	// ...
 //	_, err = pool.Exec(ctx, statements)
 //
-// If the application owns the tables today, name the new owner in Roles.Owner, and run the statements as a superuser. Programs
-// can still call Up when they start: if all migrations are applied and no function is missing, it only reads.
+// If the application owns the tables today, name the new owner in Roles.Owner, and run the statements as a superuser.
+// Programs can still call Up when they start: if all migrations are applied and no function is missing, it only reads.
 package migrations
 
 import (
@@ -56,8 +56,8 @@ const DefaultSchema = "ratelimit"
 // versionTable is in the configured schema, apart from the application's own migrations.
 const versionTable = "goose_db_version"
 
-// lockID is the advisory lock of migrations, which takeLock takes. It differs from goose's default, because an application that
-// calls Up in a goose migration of its own already holds that lock.
+// lockID is the advisory lock of migrations, which takeLock takes. It differs from goose's default, because an
+// application that calls Up in a goose migration of its own already holds that lock.
 const (
 	lockID   int64 = 0x7067_7261_7465 // "pgrate"
 	takeLock       = "SELECT pg_catalog.pg_advisory_xact_lock($1)"
@@ -68,24 +68,24 @@ const (
 //go:embed *.sql
 var FS embed.FS
 
-// ErrInvalidSchema is returned by every function of this package for an invalid Config.Schema. A name has up to 63 lower-case
-// letters, digits and underscores, and does not begin with a digit.
+// ErrInvalidSchema is returned by every function of this package for an invalid Config.Schema. A name has up to 63
+// lower-case letters, digits and underscores, and does not begin with a digit.
 var ErrInvalidSchema = errors.New("migrations: invalid schema name")
 
 var errNilPool = errors.New("the pool is nil; pass what pgxpool.New returned")
 
 // Config holds the place of the tables. The zero Config is ready for use.
 type Config struct {
-	// Schema is the schema of the tables, the functions and the applied versions. Defaults to "ratelimit". Up creates a missing schema, which
-	// needs the CREATE privilege on the database. If it exists, the CREATE privilege on the schema is enough. The search_path of
-	// the connection does not matter.
+	// Schema is the schema of the tables, the functions and the applied versions. Defaults to "ratelimit". Up creates a
+	// missing schema, which needs the CREATE privilege on the database. If it exists, the CREATE privilege on the schema
+	// is enough. The search_path of the connection does not matter.
 	Schema string
 }
 
 // Up applies all missing migrations, each in its own transaction. Several processes can call it at once, at any default
 // isolation level. It works on a pool of one connection. If a migration fails, the migrations before it stay applied,
-// and the next Up continues. With all migrations applied, it restores what a restored dump can lack: functions, which need
-// the statements of [Grants] again, and the free pages of tables (docs/operations.md#tables-that-became-small).
+// and the next Up continues. With all migrations applied, it restores what a restored dump can lack: functions, which
+// need the statements of [Grants] again, and the free pages of tables (docs/operations.md#tables-that-became-small).
 //
 // If somebody has partitioned the table of buckets, it returns an error, and changes nothing.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
@@ -159,7 +159,9 @@ func readVersion(ctx context.Context, pool *pgxpool.Pool, schema string) (int64,
 }
 
 // migrate calls apply with a provider for cfg's schema, the schema and the version that is applied now.
-func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config, apply func(*goose.Provider, string, int64) error) error {
+func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config,
+	apply func(*goose.Provider, string, int64) error,
+) error {
 	schema, err := cfg.schemaOn(ctx, pool)
 	if err != nil {
 		return err

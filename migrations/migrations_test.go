@@ -133,7 +133,8 @@ func TestInvalidCalls(t *testing.T) {
 	require.Empty(t, tables(t, pool))
 }
 
-// newProvider returns what goose itself makes of FS. Its first migration needs the schema, because goose's table is in it.
+// newProvider returns what goose itself makes of FS. Its first migration needs the schema, because goose's table is in
+// it.
 func newProvider(t *testing.T, pool *pgxpool.Pool) *goose.Provider {
 	t.Helper()
 	_, err := pool.Exec(t.Context(), "CREATE SCHEMA ratelimit")
@@ -167,7 +168,8 @@ func TestFS(t *testing.T) {
 	require.NoError(t, migrations.Down(t.Context(), theirs, migrations.Config{}))
 }
 
-// TestSQL promises that the statements of SQL make of an empty database what Up makes of it, and that Up then has nothing to apply.
+// TestSQL promises that the statements of SQL make of an empty database what Up makes of it, and that Up then has
+// nothing to apply.
 func TestSQL(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]migrations.Config{"Default": {}, "AnotherSchema": {Schema: "trial"}} {
@@ -188,7 +190,8 @@ func TestSQL(t *testing.T) {
 	}
 }
 
-// TestFunctions promises that Up creates the functions that a schema lacks, as the migrations do, and leaves others alone.
+// TestFunctions promises that Up creates the functions that a schema lacks, as the migrations do, and leaves others
+// alone.
 func TestFunctions(t *testing.T) {
 	t.Parallel()
 
@@ -373,7 +376,8 @@ func tables(t *testing.T, pool *pgxpool.Pool) []string {
 		WHERE schemaname NOT IN ('pg_catalog', 'information_schema') ORDER BY 1`)
 }
 
-// definitions returns what the catalog says of the tables in schemas that are not the server's, one line each, without goose's table.
+// definitions returns what the catalog says of the tables in schemas that are not the server's, one line each, without
+// goose's table.
 func definitions(t *testing.T, pool *pgxpool.Pool) []string {
 	t.Helper()
 	return texts(t, pool, `

@@ -16,9 +16,9 @@ import (
 // directive matches the comments that only goose reads.
 var directive = regexp.MustCompile(`(?m)^-- \+goose .*\n`)
 
-// SQL returns the statements that Up sends to an empty database, in order, for other migration tools. It needs no database. The
-// statements record their versions as Up does, for Up, Version and ratelimit doctor. After an update of this module, apply the
-// new files of [FS]. An existing schema is not changed.
+// SQL returns the statements that Up sends to an empty database, in order, for other migration tools. It needs no
+// database. The statements record their versions as Up does, for Up, Version and ratelimit doctor. After an update of
+// this module, apply the new files of [FS]. An existing schema is not changed.
 func SQL(cfg Config) (string, error) {
 	schema, err := cfg.schema()
 	if err != nil {
@@ -29,7 +29,8 @@ func SQL(cfg Config) (string, error) {
 		return "", err
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "CREATE SCHEMA IF NOT EXISTS %s;\n\n%s;\n", pgx.Identifier{schema}.Sanitize(), strings.TrimSpace(create))
+	fmt.Fprintf(&b, "CREATE SCHEMA IF NOT EXISTS %s;\n\n%s;\n", pgx.Identifier{schema}.Sanitize(),
+		strings.TrimSpace(create))
 	record := "INSERT INTO " + pgx.Identifier{schema, versionTable}.Sanitize() + " (version_id, is_applied) VALUES"
 	fmt.Fprintf(&b, "%s (0, true);\n", record)
 	files := schemaFS{FS, schema}
@@ -46,7 +47,8 @@ func SQL(cfg Config) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		fmt.Fprintf(&b, "\n-- %s\n%s\n%s (%d, true);\n", name, strings.TrimSpace(directive.ReplaceAllString(up, "")), record, version)
+		fmt.Fprintf(&b, "\n-- %s\n%s\n%s (%d, true);\n", name, strings.TrimSpace(directive.ReplaceAllString(up, "")), record,
+			version)
 	}
 	return b.String(), nil
 }

@@ -99,8 +99,8 @@ func (s *store) TableExists(ctx context.Context, db database.DBTxConn) (bool, er
 	return exists, nil
 }
 
-// ownPath is a session locker. While it holds the lock, the search_path of the session is pg_catalog, so that no statement of
-// goose or of a migration calls a function or an operator of another schema.
+// ownPath is a session locker. While it holds the lock, the search_path of the session is pg_catalog, so that no
+// statement of goose or of a migration calls a function or an operator of another schema.
 type ownPath struct {
 	lock.SessionLocker
 	before string // the session's search_path

@@ -59,7 +59,8 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 func (o *Observer) traceDecided(ctx context.Context, e ratelimit.Decided) {
 	span := o.span(ctx, e.Verb, e.Began)
 	if span.IsRecording() {
-		span.SetAttributes(limitKey.String(telemetry.Limit(e.Decision)), resultKey.String(telemetry.Result(e)), verbKey.String(e.Verb))
+		span.SetAttributes(limitKey.String(telemetry.Limit(e.Decision)), resultKey.String(telemetry.Result(e)),
+			verbKey.String(e.Verb))
 		span.SetAttributes(decisionAttributes(e)...)
 	}
 	span.End(trace.WithTimestamp(e.Began.Add(e.Elapsed)))
@@ -78,7 +79,8 @@ func (o *Observer) traceFailed(ctx context.Context, e ratelimit.Failed) {
 func (o *Observer) traceTransacted(ctx context.Context, e ratelimit.Transacted) {
 	span := o.span(ctx, "transaction", e.Began)
 	if span.IsRecording() {
-		span.SetAttributes(resultKey.String(telemetry.Transaction(e)), verbKey.String("transaction"), attemptsKey.Int(e.Attempts))
+		span.SetAttributes(resultKey.String(telemetry.Transaction(e)), verbKey.String("transaction"),
+			attemptsKey.Int(e.Attempts))
 	}
 	span.End(trace.WithTimestamp(e.Began.Add(e.Elapsed)))
 }
@@ -95,8 +97,8 @@ type measured struct {
 	labels     [5]string
 }
 
-// sets keeps the attribute sets of series, because making a set takes longer than recording with it. It makes the sets beyond maxSets
-// each time.
+// sets keeps the attribute sets of series, because making a set takes longer than recording with it. It makes the sets
+// beyond maxSets each time.
 type sets struct {
 	mu   sync.RWMutex
 	made map[measured]metric.MeasurementOption

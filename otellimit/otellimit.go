@@ -52,8 +52,8 @@
 //	error.type             the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
 //	                       commit_unknown, not_migrated, pooler_mode and other
 //
-// Tokens taken are the cost of requests that were allowed or reserved by another verb than check. A decision in a transaction of
-// the application counts at once, also if the transaction is rolled back.
+// Tokens taken are the cost of requests that were allowed or reserved by another verb than check. A decision in a
+// transaction of the application counts at once, also if the transaction is rolled back.
 //
 // # Spans
 //

@@ -132,7 +132,8 @@ func TestSpans(t *testing.T) {
 	require.Equal(t, "dial postgres://db/app: refused", spans[1].Status().Description)
 }
 
-// story is at least one event of each kind. The name of a rule of Config.Policies, of which there may be many, is for spans alone.
+// story is at least one event of each kind. The name of a rule of Config.Policies, of which there may be many, is for
+// spans alone.
 func story() []ratelimit.Event {
 	cached, pending, late := decided("take", false), decided("reserve", true), decided("reserve", true)
 	cached.Cached, pending.Pending, pending.Delay, late.Delay = true, true, time.Second, 40*time.Second
@@ -176,8 +177,8 @@ func story() []ratelimit.Event {
 }
 
 // TestMetricsAndSpans compares the name, unit, description, attributes and values of each metric, and each span, with
-// testdata/metrics.txt. A histogram has its sum. Refused, contended and failed are three counts. The documentation names each metric with
-// its unit.
+// testdata/metrics.txt. A histogram has its sum. Refused, contended and failed are three counts. The documentation
+// names each metric with its unit.
 func TestMetricsAndSpans(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

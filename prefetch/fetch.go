@@ -9,18 +9,18 @@ import (
 )
 
 const (
-	// ofRow and ofCapacity bound the tokens that one process prefetches at once, so that other processes get some. They are shares of
-	// the tokens in the row and of its capacity.
+	// ofRow and ofCapacity bound the tokens that one process prefetches at once, so that other processes get some. They
+	// are shares of the tokens in the row and of its capacity.
 	ofRow, ofCapacity = 0.25, 0.125
-	// usedUpSoon is the share of Terms.For within which the tokens are used up if more are taken the next time. Twice of that is well
-	// within For, so that at a steady pace none are left over.
+	// usedUpSoon is the share of Terms.For within which the tokens are used up if more are taken the next time. Twice of
+	// that is well within For, so that at a steady pace none are left over.
 	usedUpSoon = 8
 	// patience is how long a call waits for a fetch.
 	patience = 250 * time.Millisecond
 	// maxWaiting bounds the calls that wait for one fetch. Further calls go to the database.
 	maxWaiting = 10_000
-	// clockDrift bounds the difference of two clocks, as a share of the time, because a clock that is slewed runs by up to 500
-	// millionths too fast or too slow.
+	// clockDrift bounds the difference of two clocks, as a share of the time, because a clock that is slewed runs by up to
+	// 500 millionths too fast or too slow.
 	clockDrift = 0.001
 )
 
@@ -50,7 +50,8 @@ type fetch struct {
 	done    chan struct{}
 }
 
-// awaitFetch waits for a fetch of the holding, and begins one if it pays. It returns false at once if there is nothing to wait for.
+// awaitFetch waits for a fetch of the holding, and begins one if it pays. It returns false at once if there is nothing
+// to wait for.
 func (l *Limiter) awaitFetch(ctx context.Context, id uint64, of *ratelimit.Request, cost float64) bool {
 	f := l.joinFetch(ctx, id, of, cost)
 	if f == nil {
@@ -91,8 +92,8 @@ func (l *Limiter) joinFetch(ctx context.Context, id uint64, of *ratelimit.Reques
 	return h.fetch
 }
 
-// asked notes that a call found too few tokens. The pace doubles while they were used up soon, and halves when they were not within
-// half of the time.
+// asked notes that a call found too few tokens. The pace doubles while they were used up soon, and halves when they
+// were not within half of the time.
 func (h *holding) asked(now time.Duration, cost float64) {
 	switch gap := now - h.askedAt; {
 	case gap < h.keep/usedUpSoon:
@@ -104,13 +105,14 @@ func (h *holding) asked(now time.Duration, cost float64) {
 	h.askedAt, h.usedAt = now, now
 }
 
-// ahead returns how many tokens to prefetch in addition to the cost of a call, for whole calls of that cost. It returns 0 if the row
-// is nearly empty.
+// ahead returns how many tokens to prefetch in addition to the cost of a call, for whole calls of that cost. It returns
+// 0 if the row is nearly empty.
 func (h *holding) ahead(cost float64) float64 {
 	return max(math.Floor(min(h.pace, (h.row-cost)*ofRow)/cost)*cost, 0)
 }
 
-// fetch takes tokens from the row. A panic of a hook of the program loses them, and the calls that wait go to the database.
+// fetch takes tokens from the row. A panic of a hook of the program loses them, and the calls that wait go to the
+// database.
 func (l *Limiter) fetch(ctx context.Context, s *stripe, h *holding, tokens float64) {
 	defer l.busy.Done()
 	var rest []leftover
@@ -145,8 +147,8 @@ func (l *Limiter) fetch(ctx context.Context, s *stripe, h *holding, tokens float
 	h.left, fetched.Taken = tokens, tokens
 }
 
-// spans returns until when tokens may be given out, and until when they can be returned: Terms.For, and forever, or less if their
-// window ends sooner. The time counts from before the request for the decision.
+// spans returns until when tokens may be given out, and until when they can be returned: Terms.For, and forever, or
+// less if their window ends sooner. The time counts from before the request for the decision.
 func (h *holding) spans(d *ratelimit.Decision, sent time.Duration) (ends, resets time.Duration) {
 	if h.numbers.Kind == ratelimit.KindTokenBucket {
 		return sent + h.keep, math.MaxInt64

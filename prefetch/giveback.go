@@ -10,7 +10,8 @@ import (
 )
 
 const (
-	// looks is how often in Terms.For a holding is looked at for unused tokens. They are returned when none was used for idleLooks.
+	// looks is how often in Terms.For a holding is looked at for unused tokens. They are returned when none was used for
+	// idleLooks.
 	looks, idleLooks = 8, 2
 	minLook          = 5 * time.Millisecond
 	// minReturn and maxReturn bound how long a return waits for its row.
@@ -34,8 +35,8 @@ func (h *holding) giveUp() (rest []leftover) {
 	return rest
 }
 
-// isLeft reports whether to return the tokens: their time is over, no call uses them, or most of them are left after half of the
-// time. The sooner, the more other processes can use.
+// isLeft reports whether to return the tokens: their time is over, no call uses them, or most of them are left after
+// half of the time. The sooner, the more other processes can use.
 func (h *holding) isLeft(now time.Duration) bool {
 	if h.left <= 0 {
 		return false
@@ -118,14 +119,15 @@ func (l *Limiter) giveBackOne(ctx context.Context, one *leftover) {
 	}
 }
 
-// returnable returns how many tokens may be returned to the row, and within which time: longer than minReturn if that costs no tokens.
-// The row is then never fuller than without the Take of them:
+// returnable returns how many tokens may be returned to the row, and within which time: longer than minReturn if that
+// costs no tokens. The row is then never fuller than without the Take of them:
 //
 //	min(left, taken - what arrives from the Take until then)
 //
-// After the Take it held no more than its capacity - taken. So without the part that is left it would have lost to the capacity no
-// more than arrived - (taken - left). Without this bound, tokens that go back and forth between processes would be out of reach of
-// the capacity, and pile up. Nothing arrives in a window, and CreditTaken returns nothing to the next one.
+// After the Take it held no more than its capacity - taken. So without the part that is left it would have lost to the
+// capacity no more than arrived - (taken - left). Without this bound, tokens that go back and forth between processes
+// would be out of reach of the capacity, and pile up. Nothing arrives in a window, and CreditTaken returns nothing to
+// the next one.
 func (one *leftover) returnable(now time.Duration, policy ratelimit.Numbers) (tokens float64, within time.Duration) {
 	switch {
 	case policy.Kind != one.numbers.Kind || now >= one.from.resets:

@@ -19,10 +19,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// TestPrefetchKeepsThePromise has processes share one key at random: costs, pauses, a slow database with a clock of its own, processes
-// that die with prefetched tokens, processes without prefetch, and policies that change. In no span of the whole history is more admitted
-// than the policy promises. The clock of fixed windows also runs faster or slower than the clocks of the processes. Rates are powers of two,
-// so that every sum is exact.
+// TestPrefetchKeepsThePromise has processes share one key at random: costs, pauses, a slow database with a clock of its
+// own, processes that die with prefetched tokens, processes without prefetch, and policies that change. In no span of
+// the whole history is more admitted than the policy promises. The clock of fixed windows also runs faster or slower
+// than the clocks of the processes. Rates are powers of two, so that every sum is exact.
 func TestPrefetchKeepsThePromise(t *testing.T) {
 	t.Parallel()
 	for name, kind := range map[string]struct {
@@ -97,7 +97,8 @@ type prefetchWorld struct {
 	tight      int64 // windows in which nearly all was admitted
 }
 
-// newPrefetchWorld returns a world under four policies, one after the other. The clock of its database gains or loses up to half of drift.
+// newPrefetchWorld returns a world under four policies, one after the other. The clock of its database gains or loses
+// up to half of drift.
 func newPrefetchWorld(t *testing.T, random *rand.Rand, drift float64, draw func(w *prefetchWorld) *policy) *prefetchWorld {
 	t.Helper()
 	w := &prefetchWorld{database: newDatabase(t), random: random, limits: Limits{}}
@@ -130,7 +131,8 @@ func newPrefetchWorld(t *testing.T, random *rand.Rand, drift float64, draw func(
 	return w
 }
 
-// drawBucket returns another token bucket. The rate only falls, because the time before a change counts at the new rate.
+// drawBucket returns another token bucket. The rate only falls, because the time before a change counts at the new
+// rate.
 func (w *prefetchWorld) drawBucket() *policy {
 	p := &policy{rate: math.Exp2(float64(3 - 2*len(w.policies)))}
 	p.terms.For = time.Duration(1<<(15+w.random.IntN(5))) * time.Microsecond
@@ -179,8 +181,9 @@ func (w *prefetchWorld) kill(i int) {
 	l.closed = true
 }
 
-// pause sleeps between two calls of a caller, where all of them ask for some times of the rate in the steady phase. Then they rest until the
-// bucket is full, ask for much more than the rate, for hardly any, so that prefetched tokens grow old, and as fast as they can.
+// pause sleeps between two calls of a caller, where all of them ask for some times of the rate in the steady phase.
+// Then they rest until the bucket is full, ask for much more than the rate, for hardly any, so that prefetched tokens
+// grow old, and as fast as they can.
 func (w *prefetchWorld) pause(times float64) {
 	p := w.policies[w.current]
 	steady, rate := p.terms.For, p.rate
@@ -220,7 +223,8 @@ func (w *prefetchWorld) run() {
 	synctest.Wait()
 }
 
-// call is a caller in the i-th process. That is killed now and then, and once in any case: when a number of steps is left.
+// call is a caller in the i-th process. That is killed now and then, and once in any case: when a number of steps is
+// left.
 func (w *prefetchWorld) call(i, dies int) {
 	for times := 1.0; ; w.pause(times) {
 		var left int
@@ -285,8 +289,9 @@ type admission struct {
 	fromMemory bool // whether at is when a process answered from memory
 }
 
-// requirePromiseOfBuckets checks every span of the history, both by the real time of each admission and by the time in its decision. The
-// tokens admitted in a span are at most the capacity at its beginning, plus the tokens that arrive in it, and those within For.
+// requirePromiseOfBuckets checks every span of the history, both by the real time of each admission and by the time in
+// its decision. The tokens admitted in a span are at most the capacity at its beginning, plus the tokens that arrive in
+// it, and those within For.
 func (w *prefetchWorld) requirePromiseOfBuckets(t *testing.T) {
 	t.Helper()
 	for name, at := range map[string]func(a admission) time.Time{
@@ -304,8 +309,8 @@ func (w *prefetchWorld) requirePromiseOfBuckets(t *testing.T) {
 	}
 }
 
-// arrivedBy returns the tokens that have arrived by an instant under the policies so far, and how many more may be admitted at once
-// by the policy in effect.
+// arrivedBy returns the tokens that have arrived by an instant under the policies so far, and how many more may be
+// admitted at once by the policy in effect.
 func (w *prefetchWorld) arrivedBy(instant time.Time) (most, arrived float64) {
 	first := w.policies[0].begins
 	for i, p := range w.policies {
@@ -322,8 +327,9 @@ func (w *prefetchWorld) arrivedBy(instant time.Time) (most, arrived float64) {
 	return most, arrived
 }
 
-// requirePromiseOfWindows checks every window of the history, and every run of windows under one policy. An admission counts in the
-// window whose tokens it got; tokens that a process gave from memory must be of the window of that moment.
+// requirePromiseOfWindows checks every window of the history, and every run of windows under one policy. An admission
+// counts in the window whose tokens it got; tokens that a process gave from memory must be of the window of that
+// moment.
 func (w *prefetchWorld) requirePromiseOfWindows(t *testing.T) {
 	t.Helper()
 	for i, p := range w.policies {

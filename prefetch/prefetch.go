@@ -29,24 +29,26 @@ type Limits map[ratelimit.Limit]Terms
 
 // Terms say how tokens of a limit are kept.
 type Terms struct {
-	// For is the maximum time for which the process keeps tokens: from 1ms to 1h. In any span t, all processes together admit at most
-	// Capacity + Rate * (t + For) / Period tokens of a token bucket. Tokens of a window are used in that window or not at all.
+	// For is the maximum time for which the process keeps tokens: from 1ms to 1h. In any span t, all processes together
+	// admit at most Capacity + Rate * (t + For) / Period tokens of a token bucket. Tokens of a window are used in that
+	// window or not at all.
 	For time.Duration
 }
 
 // Config holds the settings of a Limiter.
 type Config struct {
-	// Limits are the limits whose tokens are taken in advance: a TokenBucket, a FixedWindow or a CalendarWindow, without Shards. A
-	// rule can replace their policies.
+	// Limits are the limits whose tokens are taken in advance: a TokenBucket, a FixedWindow or a CalendarWindow, without
+	// Shards. A rule can replace their policies.
 	Limits Limits
-	// Observer receives each answer from memory, as a [ratelimit.Decided] that is Cached. To count these calls together with the
-	// others, pass the Observer of the ratelimit.Limiter. Defaults to nil: no events.
+	// Observer receives each answer from memory, as a [ratelimit.Decided] that is Cached. To count these calls together
+	// with the others, pass the Observer of the ratelimit.Limiter. Defaults to nil: no events.
 	Observer ratelimit.Observer
 	// Report receives what became of prefetched tokens. It is called on any goroutine. Defaults to nil: no call.
 	Report func(Event)
 }
 
-// Event counts prefetched tokens of a limit. Those that were taken, and neither returned nor lost, were used or are still kept.
+// Event counts prefetched tokens of a limit. Those that were taken, and neither returned nor lost, were used or are
+// still kept.
 type Event struct {
 	Limit                 ratelimit.Limit
 	Taken, Returned, Lost float64
@@ -83,16 +85,19 @@ const (
 	givingBack = 4
 )
 
-// New returns a Limiter that keeps no tokens yet. Calls that it can't answer go to limiter, which must be on a pool, not in a
-// transaction. Errors wrap ratelimit.ErrInvalidConfig.
+// New returns a Limiter that keeps no tokens yet. Calls that it can't answer go to limiter, which must be on a pool,
+// not in a transaction. Errors wrap ratelimit.ErrInvalidConfig.
 func New(limiter *ratelimit.Limiter, config Config) (*Limiter, error) {
 	switch {
 	case limiter == nil:
-		return nil, fmt.Errorf("prefetch: %w: the limiter is nil; pass what ratelimit.New returned", ratelimit.ErrInvalidConfig)
+		return nil, fmt.Errorf("prefetch: %w: the limiter is nil; pass what ratelimit.New returned",
+			ratelimit.ErrInvalidConfig)
 	case limiter.InTransaction():
-		return nil, fmt.Errorf("prefetch: %w: a limiter of WithTx; pass the one that ratelimit.New returned", ratelimit.ErrInvalidConfig)
+		return nil, fmt.Errorf("prefetch: %w: a limiter of WithTx; pass the one that ratelimit.New returned",
+			ratelimit.ErrInvalidConfig)
 	case len(config.Limits) == 0:
-		return nil, fmt.Errorf("prefetch: %w: no Limits; name those whose tokens are to be prefetched", ratelimit.ErrInvalidConfig)
+		return nil, fmt.Errorf("prefetch: %w: no Limits; name those whose tokens are to be prefetched",
+			ratelimit.ErrInvalidConfig)
 	}
 	for limit, terms := range config.Limits {
 		if err := check(limit, terms); err != nil {
@@ -104,7 +109,10 @@ func New(limiter *ratelimit.Limiter, config Config) (*Limiter, error) {
 
 func newOn(to limiter, config Config) *Limiter {
 	config.Limits = maps.Clone(config.Limits)
-	return &Limiter{limiter: to, config: config, made: time.Now(), seed: maphash.MakeSeed(), slots: make(chan struct{}, givingBack)}
+	return &Limiter{
+		limiter: to, config: config, made: time.Now(), seed: maphash.MakeSeed(),
+		slots: make(chan struct{}, givingBack),
+	}
 }
 
 // now returns the time since the Limiter was made, by which holdings end.
@@ -116,7 +124,8 @@ func check(limit ratelimit.Limit, terms Terms) error {
 	case limit == ratelimit.Limit{}:
 		return errors.New("is the zero Limit; make it with ratelimit.Define")
 	case !servable(&n):
-		return fmt.Errorf("is %v; only tokens of a TokenBucket, a FixedWindow or a CalendarWindow without Shards can be prefetched", limit.Policy())
+		return fmt.Errorf("is %v; only tokens of a TokenBucket, a FixedWindow or a CalendarWindow without Shards can be "+
+			"prefetched", limit.Policy())
 	case n.Most == 0:
 		return errors.New("has the Capacity None, which leaves nothing to prefetch; leave one of them out")
 	case terms.For < time.Millisecond || terms.For > time.Hour:
@@ -135,13 +144,13 @@ func servable(n *ratelimit.Numbers) bool {
 	}
 }
 
-// Take is [ratelimit.Limiter.Take]. A call for one of Config.Limits is answered with tokens that this process keeps of the key, if
-// there are enough. All other calls go to the ratelimit.Limiter: a refusal is always the database's. A call can wait up to 250 ms
-// for tokens that are being prefetched, so it returns within ratelimit.Config.Timeout and that.
+// Take is [ratelimit.Limiter.Take]. A call for one of Config.Limits is answered with tokens that this process keeps of
+// the key, if there are enough. All other calls go to the ratelimit.Limiter: a refusal is always the database's. A call
+// can wait up to 250 ms for tokens that are being prefetched, so it returns within ratelimit.Config.Timeout and that.
 //
-// The Remaining and ResetAfter of an answer from memory are estimates. Its Value is the row when it was last read, which lacks the
-// tokens that this process keeps. Tokens are prefetched with a Take of their own, which the Observer and Config.Refused of the
-// ratelimit.Limiter receive.
+// The Remaining and ResetAfter of an answer from memory are estimates. Its Value is the row when it was last read,
+// which lacks the tokens that this process keeps. Tokens are prefetched with a Take of their own, which the Observer
+// and Config.Refused of the ratelimit.Limiter receive.
 func (l *Limiter) Take(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Decision, error) {
 	if len(requests) != 1 || ctx == nil || ctx.Err() != nil {
 		return l.limiter.Take(ctx, slices.Clone(requests)...) // so that requests stays on the caller's stack
@@ -198,7 +207,9 @@ type stripe struct {
 func (l *Limiter) stripe(id uint64) *stripe { return &l.stripes[id%uint64(len(l.stripes))] }
 
 // fromMemory takes cost of the tokens that are kept, if they are enough.
-func (l *Limiter) fromMemory(id uint64, of *ratelimit.Request, cost float64, now time.Duration) (d ratelimit.Decision, kept bool) {
+func (l *Limiter) fromMemory(id uint64, of *ratelimit.Request, cost float64,
+	now time.Duration,
+) (d ratelimit.Decision, kept bool) {
 	s := l.stripe(id)
 	s.mu.Lock()
 	h := s.of[id]

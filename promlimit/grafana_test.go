@@ -94,8 +94,8 @@ func requireExported(t *testing.T, metrics map[string][]string, where, expr stri
 	return asked
 }
 
-// TestDashboard promises that every query uses existing metrics and labels, and that every metric is in a query. Each result of a guard
-// without a normal decision has a panel.
+// TestDashboard promises that every query uses existing metrics and labels, and that every metric is in a query. Each
+// result of a guard without a normal decision has a panel.
 func TestDashboard(t *testing.T) {
 	t.Parallel()
 	metrics, asked, panels := exported(t), map[string]bool{}, queries(t)
@@ -150,8 +150,9 @@ func TestAlerts(t *testing.T) {
 
 var ranged = regexp.MustCompile(`(?:rate|increase)\((ratelimit_[a-z_]+?)(_bucket|_sum|_count)?(?:\{[^}]*\})?\[(\w+)\]`)
 
-// requireFirstEvents requires that an alert sees the event with which a series begins, of which rate and increase know nothing. A series
-// without labels begins at 0. An alert that needs its condition for the whole range or longer is about events that go on.
+// requireFirstEvents requires that an alert sees the event with which a series begins, of which rate and increase know
+// nothing. A series without labels begins at 0. An alert that needs its condition for the whole range or longer is
+// about events that go on.
 func requireFirstEvents(t *testing.T, metrics map[string][]string, alert, expr, holds string) {
 	t.Helper()
 	needed, err := time.ParseDuration(cmp.Or(holds, "0s"))

@@ -56,8 +56,8 @@
 //	error_type  the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
 //	            commit_unknown, not_migrated, pooler_mode and other
 //
-// Tokens taken are the cost of requests that were allowed or reserved by another verb than check. A decision in a transaction of
-// the application counts at once, also if the transaction is rolled back.
+// Tokens taken are the cost of requests that were allowed or reserved by another verb than check. A decision in a
+// transaction of the application counts at once, also if the transaction is rolled back.
 package promlimit
 
 import (
@@ -77,8 +77,8 @@ const defaultMaxNames = 500
 // Config is how an Observer counts. The zero Config is ready for use. A prefix and labels of the
 // application's own come from prometheus.WrapRegistererWith.
 type Config struct {
-	// MaxNames bounds the values of the labels limit, rule and route: limits first seen when there are that many share the value
-	// "<other>". It matters if names come from outside the program. Defaults to 500.
+	// MaxNames bounds the values of the labels limit, rule and route: limits first seen when there are that many share the
+	// value "<other>". It matters if names come from outside the program. Defaults to 500.
 	MaxNames int
 }
 
@@ -143,7 +143,8 @@ func (o *Observer) add(i telemetry.Instrument) {
 		o.collectors = append(o.collectors, v)
 		record = func(value float64, labels []string) { v.WithLabelValues(labels...).Set(value) }
 	case telemetry.Histogram:
-		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: i.Prometheus, Help: i.Help, Buckets: i.Bounds}, i.Labels)
+		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: i.Prometheus, Help: i.Help, Buckets: i.Bounds},
+			i.Labels)
 		o.collectors = append(o.collectors, v)
 		record = func(value float64, labels []string) { v.WithLabelValues(labels...).Observe(value) }
 		if isSingle {

@@ -92,7 +92,8 @@ func story() []ratelimit.Event {
 	}
 }
 
-// TestMetrics compares the metrics, as they are scraped, with testdata/metrics.txt. Refused, contended and failed are three counts.
+// TestMetrics compares the metrics, as they are scraped, with testdata/metrics.txt. Refused, contended and failed are
+// three counts.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	registry := told(t)

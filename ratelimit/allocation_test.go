@@ -18,8 +18,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/gate"
 )
 
-// answering is a pool that answers each statement with one row, and allocates nothing for it. It stands for the driver, so the test
-// counts only allocations of this package.
+// answering is a pool that answers each statement with one row, and allocates nothing for it. It stands for the driver,
+// so the test counts only allocations of this package.
 type answering struct {
 	Pool
 	rows  oneRow
@@ -97,8 +97,8 @@ func (r *oneRow) Scan(to ...any) error {
 	return nil
 }
 
-// TestAllocations bounds the allocations of a call, because they are most of its cost in Go. The bounds are the counted numbers.
-// They include one for the caller's slice of requests, and leave out pgx.
+// TestAllocations bounds the allocations of a call, because they are most of its cost in Go. The bounds are the counted
+// numbers. They include one for the caller's slice of requests, and leave out pgx.
 func TestAllocations(t *testing.T) { //nolint:paralleltest // what others allocate meanwhile would count
 	limit := Define("sendMessage", TokenBucket{Rate: 10, Period: time.Minute})
 	request := limit.For("alice")

@@ -41,8 +41,8 @@ func calendarsIn(zone *time.Location) []calendar {
 	}
 }
 
-// daysIn returns the first instant of each day in a zone, by what the clocks show each quarter of an hour. A day that is left out begins
-// with the next one.
+// daysIn returns the first instant of each day in a zone, by what the clocks show each quarter of an hour. A day that
+// is left out begins with the next one.
 func daysIn(zone *time.Location, from, until time.Time) map[time.Time]int64 {
 	days := make(map[time.Time]int64)
 	y, m, d := from.In(zone).Date()
@@ -56,7 +56,8 @@ func daysIn(zone *time.Location, from, until time.Time) map[time.Time]int64 {
 	return days
 }
 
-// TestCalendarWindowsBeginWithTheirDay compares windows with the clocks of time zones in which midnights are left out or occur twice.
+// TestCalendarWindowsBeginWithTheirDay compares windows with the clocks of time zones in which midnights are left out
+// or occur twice.
 func TestCalendarWindowsBeginWithTheirDay(t *testing.T) {
 	t.Parallel()
 	for name, years := range map[string][2]int{
@@ -105,8 +106,8 @@ func TestACalendarInAnUnknownZone(t *testing.T) {
 	require.Nil(t, windowsOf(""))
 }
 
-// TestStepsAgreeWithCalendars promises that what a statement computes from the Step and the Phase of an instant, for a row and a time of
-// their span, is what the calendar says.
+// TestStepsAgreeWithCalendars promises that what a statement computes from the Step and the Phase of an instant, for a
+// row and a time of their span, is what the calendar says.
 func TestStepsAgreeWithCalendars(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {

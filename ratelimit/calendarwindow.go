@@ -24,16 +24,16 @@ const (
 	Yearly    Calendar = "year"
 )
 
-// CalendarWindow gives Rate tokens in each day, week, month, quarter or year of a time zone: "1000 a month, from midnight of
-// the 1st in Berlin". Unused tokens do not roll over. Owed tokens are repaid by Rate in each window.
+// CalendarWindow gives Rate tokens in each day, week, month, quarter or year of a time zone: "1000 a month, from
+// midnight of the 1st in Berlin". Unused tokens do not roll over. Owed tokens are repaid by Rate in each window.
 //
-// A window begins at local midnight, so daylight saving and the lengths of months are right. If that midnight does not exist,
-// the window begins at the first instant after it. If it occurs twice, the first counts. A [FixedWindow] of 24 hours, in
-// contrast, starts at another local time after each change of the clocks.
+// A window begins at local midnight, so daylight saving and the lengths of months are right. If that midnight does not
+// exist, the window begins at the first instant after it. If it occurs twice, the first counts. A [FixedWindow] of 24
+// hours, in contrast, starts at another local time after each change of the clocks.
 //
 // Windows follow the time zone data that [time.LoadLocation] finds on the machine, or otherwise the data in the program
-// (package time/tzdata, about 450 KB). If two programs have different data for a zone, their windows can begin hours apart
-// until both have the new data.
+// (package time/tzdata, about 450 KB). If two programs have different data for a zone, their windows can begin hours
+// apart until both have the new data.
 //
 // A reservation can reach into the next window, but not further.
 type CalendarWindow struct {
@@ -41,24 +41,24 @@ type CalendarWindow struct {
 	Rate float64
 	// Resets is the length of a window. It is required.
 	Resets Calendar
-	// Zone is the name of a time zone, such as "Europe/Berlin". NewLimit returns ErrInvalidLimit for a name that is not in the
-	// program's time zone data. Defaults to "UTC".
+	// Zone is the name of a time zone, such as "Europe/Berlin". NewLimit returns ErrInvalidLimit for a name that is not in
+	// the program's time zone data. Defaults to "UTC".
 	Zone string
 	// FirstWeekday is the day on which a Weekly window begins. The zero value is Sunday.
 	FirstWeekday time.Weekday
-	// FirstDay is the day of the month on which a Monthly, Quarterly or Yearly window begins, from 1 to 31. In a shorter month
-	// it is the last day. Defaults to 1.
+	// FirstDay is the day of the month on which a Monthly, Quarterly or Yearly window begins, from 1 to 31. In a shorter
+	// month it is the last day. Defaults to 1.
 	FirstDay int
-	// FirstMonth is the month in which a Yearly window begins. A Quarterly window begins in this month and every third month
-	// after it. Defaults to January.
+	// FirstMonth is the month in which a Yearly window begins. A Quarterly window begins in this month and every third
+	// month after it. Defaults to January.
 	FirstMonth time.Month
-	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations: at most Rate, because reservations
-	// reach only into the next window. Defaults to Rate. None and NoReservations are as in [TokenBucket].
+	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations: at most Rate, because
+	// reservations reach only into the next window. Defaults to Rate. None and NoReservations are as in [TokenBucket].
 	MaxReserved float64
 }
 
-// String returns the policy as text, such as "1000 per month in Europe/Berlin". It adds the first day if that is not the
-// default: "1000 per week in UTC from Monday on".
+// String returns the policy as text, such as "1000 per month in Europe/Berlin". It adds the first day if that is not
+// the default: "1000 per week in UTC from Monday on".
 func (p CalendarWindow) String() string {
 	text := fmt.Sprintf("%s per %s in %s", words.Number(p.Rate), p.Resets, p.zone())
 	day, month := max(p.FirstDay, 1), max(p.FirstMonth, time.January)
@@ -95,14 +95,15 @@ func (p CalendarWindow) compile() (bucket.Terms, error) {
 		return bucket.Terms{}, err
 	}
 	if p.MaxReserved > p.Rate {
-		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be up to its Rate of %v, as a reservation reaches into the next window only", p.MaxReserved, p.Rate)
+		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be up to its Rate of %v, as a reservation "+
+			"reaches into the next window only", p.MaxReserved, p.Rate)
 	}
 	t.Windows, t.Step, t.Steps = c, length.Microseconds(), 1 // On sets the Step of an instant
 	return t, nil
 }
 
-// calendar returns the calendar of the windows, and their approximate length. It checks the fields that determine when they
-// begin.
+// calendar returns the calendar of the windows, and their approximate length. It checks the fields that determine when
+// they begin.
 func (p CalendarWindow) calendar() (c calendar, length time.Duration, err error) {
 	switch p.Resets {
 	case Daily:
@@ -121,9 +122,11 @@ func (p CalendarWindow) calendar() (c calendar, length time.Duration, err error)
 	}
 	switch {
 	case p.Resets == "":
-		return invalid("its Resets is not set; use Daily, Weekly, Monthly, Quarterly or Yearly (in a file: day, week, month, quarter or year)")
+		return invalid("its Resets is not set; use Daily, Weekly, Monthly, Quarterly or Yearly (in a file: day, week, " +
+			"month, quarter or year)")
 	case length == 0:
-		return invalid("its Resets is %.20q; use Daily, Weekly, Monthly, Quarterly or Yearly (in a file: day, week, month, quarter or year)", string(p.Resets))
+		return invalid("its Resets is %.20q; use Daily, Weekly, Monthly, Quarterly or Yearly (in a file: day, week, month, "+
+			"quarter or year)", string(p.Resets))
 	case p.FirstWeekday < time.Sunday || p.FirstWeekday > time.Saturday:
 		return invalid("its FirstWeekday is %d; use time.Sunday to time.Saturday", int(p.FirstWeekday))
 	case p.FirstWeekday != time.Sunday && p.Resets != Weekly:
@@ -131,11 +134,13 @@ func (p CalendarWindow) calendar() (c calendar, length time.Duration, err error)
 	case p.FirstDay < 0 || p.FirstDay > 31:
 		return invalid("its FirstDay is %d; it must be from 1 to 31, or 0 for 1", p.FirstDay)
 	case p.FirstDay != 0 && c.months == 0:
-		return invalid("it has a FirstDay, which is for Monthly, Quarterly and Yearly windows; leave it out of one for each %s", p.Resets)
+		return invalid("it has a FirstDay, which is for Monthly, Quarterly and Yearly windows; leave it out of one for "+
+			"each %s", p.Resets)
 	case p.FirstMonth < 0 || p.FirstMonth > time.December:
 		return invalid("its FirstMonth is %d; use time.January to time.December, or 0 for January", int(p.FirstMonth))
 	case p.FirstMonth != 0 && c.months < 3:
-		return invalid("it has a FirstMonth, which is for Quarterly and Yearly windows; leave it out of one for each %s", p.Resets)
+		return invalid("it has a FirstMonth, which is for Quarterly and Yearly windows; leave it out of one for each %s",
+			p.Resets)
 	}
 	if c.months > 0 {
 		c.first = uint8(max(p.FirstDay, 1))
@@ -156,7 +161,8 @@ var zones sync.Map //nolint:gochecknoglobals // a memo of time.LoadLocation, so 
 // zoneOf returns the time zone called name, or an error.
 func zoneOf(name string) (zone *time.Location, err error) {
 	if name == "Local" || strings.EqualFold(name, "localtime") {
-		return nil, fmt.Errorf("its Zone is %q, which is another zone on each machine; name the place, such as %q", name, "Europe/Berlin")
+		return nil, fmt.Errorf("its Zone is %q, which is another zone on each machine; name the place, such as %q", name,
+			"Europe/Berlin")
 	}
 	if known, found := zones.Load(name); found {
 		zone, _ = known.(*time.Location)
@@ -166,7 +172,8 @@ func zoneOf(name string) (zone *time.Location, err error) {
 		zone, err = time.LoadLocation(name)
 	}
 	if zone == nil || err != nil {
-		return nil, fmt.Errorf("this program knows no time zone %.80q; use the name of one, such as %q, or %q, which is three "+
+		return nil, fmt.Errorf("this program knows no time zone %.80q; use the name of one, such as %q, or %q, which is "+
+			"three "+
 			"hours ahead of UTC", name, "Europe/Berlin", "Etc/GMT-3")
 	}
 	known, _ := zones.LoadOrStore(name, zone)
@@ -174,8 +181,8 @@ func zoneOf(name string) (zone *time.Location, err error) {
 	return zone, nil
 }
 
-// calendar is the windows of a CalendarWindow. The i-th begins at midnight of the i-th day, week, month, quarter or year,
-// counted from 1970 on.
+// calendar is the windows of a CalendarWindow. The i-th begins at midnight of the i-th day, week, month, quarter or
+// year, counted from 1970 on.
 type calendar struct {
 	zone         *time.Location
 	days, months uint8 // the length of a window: one of them is 0
@@ -227,8 +234,8 @@ func windowsOf(text string) bucket.Windows {
 	return c
 }
 
-// windowsFrom returns the window of an instant and the later ones: those of a year, eight more, and an estimate of the rest,
-// by the average length.
+// windowsFrom returns the window of an instant and the later ones: those of a year, eight more, and an estimate of the
+// rest, by the average length.
 func (c calendar) windowsFrom(at int64) (all []windows) {
 	i, length := c.Index(at), c.mean()
 	for end := i + 366*microsOfDay/length + 9; i < end; i++ {
@@ -242,7 +249,8 @@ func (c calendar) windowsFrom(at int64) (all []windows) {
 	return append(all, windows{Period: length, Start: startOf(c.Begin(i), length)})
 }
 
-// firstInstant returns the first instant at which the clocks of a zone show a time or a later one, in microseconds since
+// firstInstant returns the first instant at which the clocks of a zone show a time or a later one, in microseconds
+// since
 // 1970. The time is given as if in UTC. It uses the offsets of the day before and the day after. If the time is left out,
 // the clocks are put forward between the instants to which these lead.
 func firstInstant(local time.Time, zone *time.Location) int64 {

@@ -37,13 +37,14 @@ type call struct {
 
 // Take takes the costs of the requests from all of their limits, or from none of them.
 //
-// Check Allowed of the decision; RetryAfter is the time to wait after a refusal. An error is a failure, never a refusal: treat
-// the request as refused. Requests that could never be allowed are errors: ErrInvalidCost, ErrInvalidKey,
-// ErrCostExceedsCapacity and ErrInvalidRequest. Take returns them before any SQL, so the transaction stays usable.
+// Check Allowed of the decision; RetryAfter is the time to wait after a refusal. An error is a failure, never a
+// refusal: treat the request as refused. Requests that could never be allowed are errors: ErrInvalidCost,
+// ErrInvalidKey, ErrCostExceedsCapacity and ErrInvalidRequest. Take returns them before any SQL, so the transaction
+// stays usable.
 //
-// Outside a transaction the call is one round trip with its own commit, within Config.Timeout. Conflicts are retried. If the
-// connection fails during the call, or its time ends, Take returns an error, and it is unknown whether it took the tokens. If
-// all costs are 0, Take takes and writes nothing, as Check.
+// Outside a transaction the call is one round trip with its own commit, within Config.Timeout. Conflicts are retried.
+// If the connection fails during the call, or its time ends, Take returns an error, and it is unknown whether it took
+// the tokens. If all costs are 0, Take takes and writes nothing, as Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
 	if len(requests) == 1 && l != nil && l.pool != nil && l.cache != nil {
 		if d, refused := recallOne(ctx, l, &requests[0]); refused {
@@ -59,11 +60,11 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 	return doOnce(ctx, l, c)
 }
 
-// Check returns the decision that Take would return, and takes nothing. Other calls can take the tokens before you do. So do
-// not check first and take later: take, and give up the work after a refusal.
+// Check returns the decision that Take would return, and takes nothing. Other calls can take the tokens before you do.
+// So do not check first and take later: take, and give up the work after a refusal.
 //
-// It reads with a SELECT. In a SERIALIZABLE transaction this read can cause serialization failures, like your own reads. Take
-// avoids that.
+// It reads with a SELECT. In a SERIALIZABLE transaction this read can cause serialization failures, like your own
+// reads. Take avoids that.
 func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, error) {
 	c, err := l.begin(ctx, verbCheck, requests)
 	if err != nil {
@@ -73,8 +74,8 @@ func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, err
 	return doOnce(ctx, l, c)
 }
 
-// Value returns the content of the bucket of request, to show it or to compute it at other instants. The cost of the request
-// does not matter. It reads as Check does.
+// Value returns the content of the bucket of request, to show it or to compute it at other instants. The cost of the
+// request does not matter. It reads as Check does.
 func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 	c, err := l.begin(ctx, "value", []Request{request.Cost(0)})
 	if err != nil {
@@ -88,9 +89,9 @@ func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 	return d.States[0].Value, nil
 }
 
-// Reset fills the buckets of the requests to their capacity, for example after a successful login. Owed tokens are forgotten, too, so
-// reserved work that has not run yet comes on top. The windows of a fixed window do not move. In a transaction, a rollback
-// undoes it.
+// Reset fills the buckets of the requests to their capacity, for example after a successful login. Owed tokens are
+// forgotten, too, so reserved work that has not run yet comes on top. The windows of a fixed window do not move. In a
+// transaction, a rollback undoes it.
 func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 	c, err := l.begin(ctx, "reset", costless(requests))
 	if err != nil {
@@ -128,8 +129,8 @@ func (l *Limiter) begin(ctx context.Context, verb string, requests []Request) (*
 	return c, nil
 }
 
-// spareCalls are empty calls to use again. A call is a thousand bytes, and allocations are most of the cost of a call in a
-// batch.
+// spareCalls are empty calls to use again. A call is a thousand bytes, and allocations are most of the cost of a call
+// in a batch.
 var spareCalls sync.Pool //nolint:gochecknoglobals // a pool of *call without state
 
 func newCall() *call {
@@ -145,8 +146,8 @@ func (c *call) Free() {
 	spareCalls.Put(c)
 }
 
-// doOnce runs c and returns it to the pool. The caller must not use c afterwards. It returns only a call that was answered from
-// memory, or in a batch for one bucket without rules, because other calls may share its memory.
+// doOnce runs c and returns it to the pool. The caller must not use c afterwards. It returns only a call that was
+// answered from memory, or in a batch for one bucket without rules, because other calls may share its memory.
 func doOnce(ctx context.Context, l *Limiter, c *call) (Decision, error) {
 	if l.pool != nil && len(c.Asks) == 1 && !c.plan.ruled {
 		c.Owner = c
@@ -172,7 +173,8 @@ func (l *Limiter) ready(ctx context.Context, verb string, requests ...Request) e
 	case ctx == nil:
 		return fmt.Errorf("%w: %w", ErrInvalidRequest, arg.CheckContext(ctx, verb))
 	case ctx.Err() != nil && len(requests) > 0:
-		return fmt.Errorf("ratelimit: %s %q: the context ended before the call: %w", verb, requests[0].limit.Name(), ctx.Err())
+		return fmt.Errorf("ratelimit: %s %q: the context ended before the call: %w", verb, requests[0].limit.Name(),
+			ctx.Err())
 	case ctx.Err() != nil:
 		return fmt.Errorf("ratelimit: %s: the context ended before the call: %w", verb, ctx.Err())
 	}
@@ -217,7 +219,8 @@ func (l *Limiter) do(ctx context.Context, c *call) (d Decision, err error) {
 	return d, nil
 }
 
-// run executes c if the gate lets it pass: in a transaction directly, otherwise through the refusal cache and the batcher.
+// run executes c if the gate lets it pass: in a transaction directly, otherwise through the refusal cache and the
+// batcher.
 func (c *call) run(ctx context.Context, l *Limiter) error {
 	if len(c.Asks) == 0 { // the answers are known
 		return nil
@@ -281,8 +284,8 @@ func (c *Config) bounded(ctx context.Context) (context.Context, context.CancelFu
 	return batch.Bounded(ctx, c.Timeout)
 }
 
-// pass returns an error if a call must not be sent: the keys are stored under another secret, or the connection path loses
-// prepared statements. keyed is whether the call names keys that are not in their stored form.
+// pass returns an error if a call must not be sent: the keys are stored under another secret, or the connection path
+// loses prepared statements. keyed is whether the call names keys that are not in their stored form.
 func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) error {
 	if l.gate.IsOpen(&l.session, keyed) {
 		return nil
@@ -292,20 +295,20 @@ func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) erro
 	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, Keyed: keyed, Looks: looks})
 }
 
-// Require takes the costs of the requests from all of their limits and returns nil, or takes from none of them and returns an
-// error. Begin with it: a program that ignores the Allowed of a Take admits every request without notice. Continue only if the
-// error is nil.
+// Require takes the costs of the requests from all of their limits and returns nil, or takes from none of them and
+// returns an error. Begin with it: a program that ignores the Allowed of a Take admits every request without notice.
+// Continue only if the error is nil.
 //
 //	if err := limiter.WithTx(tx).Require(ctx, SendMessage.For(userID)); err != nil {
 //		return err // refused or failed: the transaction rolls back, and nothing is taken
 //	}
 //
-// A refusal is a *[LimitedError], which [errors.As] finds. It has the Decision: the limits that refused, and the time to wait.
-// errors.Is(err, [ErrLimited]) distinguishes it from a failure. Every other error is a failure, as from Take, and [IsUndecided]
-// is true for it.
+// A refusal is a *[LimitedError], which [errors.As] finds. It has the Decision: the limits that refused, and the time
+// to wait. errors.Is(err, [ErrLimited]) distinguishes it from a failure. Every other error is a failure, as from Take,
+// and [IsUndecided] is true for it.
 //
-// A limit in [Shadow] mode refuses no request. If no other limit refuses, Require returns nil, and Observers receive the refusal.
-// Limits in Shadow that refused give no tokens. A failure is still an error.
+// A limit in [Shadow] mode refuses no request. If no other limit refuses, Require returns nil, and Observers receive
+// the refusal. Limits in Shadow that refused give no tokens. A failure is still an error.
 func (l *Limiter) Require(ctx context.Context, requests ...Request) error {
 	d, err := l.Take(ctx, requests...)
 	if err != nil {

@@ -10,25 +10,27 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
-// Concurrency limits how many slots are held at the same time. [Limiter.Acquire] takes a lease on slots, and [Limiter.Release]
-// returns them. If a holder dies, its slots are free when the lease ends. [Limiter.Hold] renews and releases for you.
+// Concurrency limits how many slots are held at the same time. [Limiter.Acquire] takes a lease on slots, and
+// [Limiter.Release] returns them. If a holder dies, its slots are free when the lease ends. [Limiter.Hold] renews and
+// releases for you.
 //
-// A holder that works on after its lease has ended does so beside other holders. See [Lease] for how to prevent that. In
-// answers, tokens are free slots. They are negative while more slots are held than Most, after Most was lowered.
+// A holder that works on after its lease has ended does so beside other holders. See [Lease] for how to prevent that.
+// In answers, tokens are free slots. They are negative while more slots are held than Most, after Most was lowered.
 //
-// Check reports whether Acquire would be allowed. Value returns the number of free slots. Reset frees all slots; their holders
-// get ErrLeaseLost. Take, Reserve, Credit and Charge return ErrInvalidRequest, because they give no lease.
+// Check reports whether Acquire would be allowed. Value returns the number of free slots. Reset frees all slots; their
+// holders get ErrLeaseLost. Take, Reserve, Credit and Charge return ErrInvalidRequest, because they give no lease.
 //
-// If you change Most or Lease, held leases stay as they are. If you change the kind of a limit to or from Concurrency, no slot
-// is held at first. While some programs define a limit as Concurrency and others as another kind, held slots can seem free, and
-// taken tokens can be available again. So give the limit another name instead.
+// If you change Most or Lease, held leases stay as they are. If you change the kind of a limit to or from Concurrency,
+// no slot is held at first. While some programs define a limit as Concurrency and others as another kind, held slots
+// can seem free, and taken tokens can be available again. So give the limit another name instead.
 //
-// Leases end by the database's clock. If it steps back, they end later by as much. If it jumps ahead, they end early. Once it
-// is right again, a lease that it gave while ahead ends within the length of a lease.
+// Leases end by the database's clock. If it steps back, they end later by as much. If it jumps ahead, they end early.
+// Once it is right again, a lease that it gave while ahead ends within the length of a lease.
 type Concurrency struct {
 	// Most is the number of slots: from 1 to 1000.
 	Most int
-	// Lease is the time for which a slot is held without RenewLease: whole microseconds, from 1ms to 24h. Defaults to a minute.
+	// Lease is the time for which a slot is held without RenewLease: whole microseconds, from 1ms to 24h. Defaults to a
+	// minute.
 	Lease time.Duration
 }
 
@@ -54,11 +56,13 @@ func (p Concurrency) compile() (bucket.Terms, error) {
 	case p.Most < 1 || p.Most > maxSlots:
 		return bucket.Terms{}, fmt.Errorf("its Most is %d; it must be from 1 to %d slots", p.Most, maxSlots)
 	case lease < time.Millisecond || lease > Day || lease%time.Microsecond != 0:
-		return bucket.Terms{}, fmt.Errorf("its Lease is %v; it must be whole microseconds, from 1ms to 24h (write 30*time.Second, not 30)", p.Lease)
+		return bucket.Terms{}, fmt.Errorf("its Lease is %v; it must be whole microseconds, from 1ms to 24h (write "+
+			"30*time.Second, not 30)", p.Lease)
 	}
 	return bucket.Terms{
-		Capacity: float64(p.Most), Rate: float64(p.Most), Step: 1, Steps: float64(lease.Microseconds()), Phase: bucket.MinInstant,
-		Kind: bucket.Concurrent{Lease: lease.Microseconds()},
+		Capacity: float64(p.Most), Rate: float64(p.Most), Step: 1, Steps: float64(lease.Microseconds()),
+		Phase: bucket.MinInstant,
+		Kind:  bucket.Concurrent{Lease: lease.Microseconds()},
 	}, nil
 }
 

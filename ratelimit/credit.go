@@ -10,22 +10,22 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// Credit returns the costs of the requests to their buckets, up to each capacity, without a reservation. It trusts the caller
-// that they were taken, and it is not idempotent. If either matters, reserve and settle. In a transaction, a rollback undoes
-// it.
+// Credit returns the costs of the requests to their buckets, up to each capacity, without a reservation. It trusts the
+// caller that they were taken, and it is not idempotent. If either matters, reserve and settle. In a transaction, a
+// rollback undoes it.
 func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
 	return adjust(ctx, l, "credit", -1, requests, bucket.Whenever)
 }
 
-// CreditTaken is a Credit of tokens that the same requests took at an instant: the At of their Decision. Tokens from a fixed or
-// calendar window are returned only until that window has ended, because the next window did not miss them.
+// CreditTaken is a Credit of tokens that the same requests took at an instant: the At of their Decision. Tokens from a
+// fixed or calendar window are returned only until that window has ended, because the next window did not miss them.
 func (l *Limiter) CreditTaken(ctx context.Context, at time.Time, requests ...Request) error {
 	return adjust(ctx, l, "credit_taken", -1, requests, clampInstant(at))
 }
 
-// Charge takes the costs of the requests even if the buckets have too few tokens, below zero if necessary. Later requests wait
-// until the owed tokens are repaid. Use it if the cost is known only after the work, and Take has taken less. It is not idempotent. In
-// a transaction, a rollback undoes it.
+// Charge takes the costs of the requests even if the buckets have too few tokens, below zero if necessary. Later
+// requests wait until the owed tokens are repaid. Use it if the cost is known only after the work, and Take has taken
+// less. It is not idempotent. In a transaction, a rollback undoes it.
 func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
 	return adjust(ctx, l, "charge", 1, requests, bucket.Whenever)
 }
@@ -48,7 +48,8 @@ func (l *Limiter) ChargeUntil(ctx context.Context, until time.Time, request Requ
 	limit, instant := request.limit, clampInstant(until.Add(time.Microsecond-1))
 	switch t := &c.Asks[0].Terms; {
 	case !t.Kind.Owes():
-		return end, during(verb, fmt.Errorf("%w: %q is %v, which owes no tokens; charge a token bucket or a window", ErrInvalidRequest, limit.Name(), limit.Policy()))
+		return end, during(verb, fmt.Errorf("%w: %q is %v, which owes no tokens; charge a token bucket or a window",
+			ErrInvalidRequest, limit.Name(), limit.Policy()))
 	case c.plan.of[0].mode == Off: // it takes no tokens
 		instant = math.MinInt64
 	case t.Rate*float64(instant-l.config.estimate())/(float64(t.Step)*t.Steps) > bucket.MaxTokens:
@@ -76,7 +77,8 @@ func (l *Limiter) ChargeUntil(ctx context.Context, until time.Time, request Requ
 	return end, nil
 }
 
-// adjust charges the costs of the requests times sign. A negative sign credits them as tokens taken at the instant taken.
+// adjust charges the costs of the requests times sign. A negative sign credits them as tokens taken at the instant
+// taken.
 func adjust(ctx context.Context, l *Limiter, verb string, sign float64, requests []Request, taken int64) error {
 	c, err := l.begin(ctx, verb, costless(requests))
 	if err != nil {
@@ -98,8 +100,8 @@ func adjust(ctx context.Context, l *Limiter, verb string, sign float64, requests
 	return err
 }
 
-// actualCosts checks the requests of Settle, Credit, CreditTaken and Charge, and returns the sum of their costs for each bucket. The
-// costs can exceed the capacity, because the bucket can owe them.
+// actualCosts checks the requests of Settle, Credit, CreditTaken and Charge, and returns the sum of their costs for
+// each bucket. The costs can exceed the capacity, because the bucket can owe them.
 func actualCosts(ctx context.Context, l *Limiter, verb string, actual []Request) (map[bucket.Key]actualCost, error) {
 	costs := make(map[bucket.Key]actualCost, len(actual))
 	for i := range actual {
@@ -121,7 +123,8 @@ func actualCosts(ctx context.Context, l *Limiter, verb string, actual []Request)
 		k, a := bucket.Key{Name: r.limit.Name(), Key: key}, actualCost{r.cost, s, termsFor(d.terms, d.name, key)}
 		if same, found := costs[k]; found {
 			if same.terms != a.terms && !same.subject.isRuledAs(&s) {
-				return nil, fmt.Errorf("%w: the call names one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
+				return nil, fmt.Errorf("%w: the call names one bucket of %q under two policies; give the name one policy",
+					ErrInvalidRequest, k.Name)
 			}
 			a.cost += same.cost
 		}

@@ -12,17 +12,17 @@ import (
 
 // Decision is the answer to a call over one or several limits.
 //
-// The Remaining, ResetAfter and Value of a limit with Shards are estimates: a Take reads one row, and assumes that the others hold as
-// much. Limiter.Value adds up all rows.
+// The Remaining, ResetAfter and Value of a limit with Shards are estimates: a Take reads one row, and assumes that the
+// others hold as much. Limiter.Value adds up all rows.
 type Decision struct {
 	// Allowed reports whether every limit had enough tokens. If it is false, nothing was taken.
 	Allowed bool
-	// RetryAfter is 0 if the call was allowed. If it was refused, RetryAfter is the longest wait of the limits that refused. After
-	// that time the same call will be allowed, if no other call takes tokens meanwhile. For slots it is an upper bound, because their
-	// holders can release them before their leases end.
+	// RetryAfter is 0 if the call was allowed. If it was refused, RetryAfter is the longest wait of the limits that
+	// refused. After that time the same call will be allowed, if no other call takes tokens meanwhile. For slots it is an
+	// upper bound, because their holders can release them before their leases end.
 	RetryAfter time.Duration
-	// Remaining is the number of tokens left after the decision in the limit that has the fewest. It is never below 0, and it
-	// can be a fraction.
+	// Remaining is the number of tokens left after the decision in the limit that has the fewest. It is never below 0, and
+	// it can be a fraction.
 	Remaining float64
 	// ResetAfter is the time until every limit of the call is full, if no more tokens are taken.
 	ResetAfter time.Duration
@@ -38,7 +38,8 @@ type State struct {
 	Limit Limit
 	// Cost is the cost of the request in tokens.
 	Cost float64
-	// Allowed reports whether this limit had enough tokens. If another limit refused, nothing was taken from this one either.
+	// Allowed reports whether this limit had enough tokens. If another limit refused, nothing was taken from this one
+	// either.
 	Allowed bool
 	// RetryAfter is the time until this limit allows the request; 0 if it allowed it.
 	RetryAfter time.Duration
@@ -46,8 +47,8 @@ type State struct {
 	Remaining float64
 	// ResetAfter is the time until the limit is full.
 	ResetAfter time.Duration
-	// Value is the bucket after the decision. Use it to compute the tokens at other instants. Its tokens are negative while the
-	// bucket owes reserved tokens.
+	// Value is the bucket after the decision. Use it to compute the tokens at other instants. Its tokens are negative
+	// while the bucket owes reserved tokens.
 	Value Value
 	// Rule is the name of the rule of Config.Policies that supplied the policy. It is empty if the definition in the code
 	// decided.
@@ -60,13 +61,13 @@ type State struct {
 	// PausedUntil is the end of the pause that refused the request, and PauseReason the reason for the pause.
 	PausedUntil time.Time
 	PauseReason string
-	// NotAsked reports whether the bucket was not read. Reasons: the limit is Off, a limit of the call is paused, or the limit is in
-	// Shadow and can never give the cost. Value is then the zero Value.
+	// NotAsked reports whether the bucket was not read. Reasons: the limit is Off, a limit of the call is paused, or the
+	// limit is in Shadow and can never give the cost. Value is then the zero Value.
 	NotAsked bool
 }
 
-// Err returns nil if the decision is allowed, and otherwise a *LimitedError with the decision. Return it from a transaction to
-// roll back.
+// Err returns nil if the decision is allowed, and otherwise a *LimitedError with the decision. Return it from a
+// transaction to roll back.
 func (d Decision) Err() error {
 	if d.Allowed {
 		return nil
@@ -74,8 +75,8 @@ func (d Decision) Err() error {
 	return &LimitedError{Decision: d}
 }
 
-// State returns the answer of a limit, by its name, and false if the decision has none. If several requests named the limit, it is the first
-// one's.
+// State returns the answer of a limit, by its name, and false if the decision has none. If several requests named the
+// limit, it is the first one's.
 func (d Decision) State(limit Limit) (State, bool) {
 	i := slices.IndexFunc(d.States, func(s State) bool { return s.Limit.Name() == limit.Name() })
 	if i < 0 {
@@ -97,7 +98,8 @@ func (e *LimitedError) Error() string {
 			names = append(names, s.Limit.Name())
 		}
 	}
-	return fmt.Sprintf("%v by %s: retry after %v", ErrLimited, strings.Join(names, ", "), words.Wait(e.Decision.RetryAfter))
+	return fmt.Sprintf("%v by %s: retry after %v", ErrLimited, strings.Join(names, ", "),
+		words.Wait(e.Decision.RetryAfter))
 }
 
 // Is reports whether target is ErrLimited.
@@ -180,8 +182,8 @@ func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) (s
 	return s
 }
 
-// setState sets s from the answer of one bucket, and h to the content of the bucket. Both must be empty. It writes them in
-// place, because copying them would take most of its time.
+// setState sets s from the answer of one bucket, and h to the content of the bucket. Both must be empty. It writes them
+// in place, because copying them would take most of its time.
 func setState(s *State, limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) {
 	told := a.Tell(r, a.Lowest, h)
 	s.Mode = On
@@ -213,7 +215,8 @@ func (s *subject) tell(state *State, t *bucket.Terms) {
 	state.Rule, state.Unit = e.name, e.unit
 }
 
-// holding returns the limit with the policy of t. The era of t can differ from the one at which the request was resolved.
+// holding returns the limit with the policy of t. The era of t can differ from the one at which the request was
+// resolved.
 func (s *subject) holding(t *bucket.Terms) Limit {
 	if s.rule == nil {
 		return s.limit

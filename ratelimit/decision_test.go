@@ -46,8 +46,8 @@ func TestRequireIsNilOnlyIfItTook(t *testing.T) {
 	require.EqualError(t, err, "ratelimit: limited by sends, all: retry after 36s")
 }
 
-// A call without a decision returns an error that is undecided, and no refusal. Errors of the caller's own code, and errors that belong
-// to a decision, are not undecided.
+// A call without a decision returns an error that is undecided, and no refusal. Errors of the caller's own code, and
+// errors that belong to a decision, are not undecided.
 func TestIsUndecided(t *testing.T) {
 	t.Parallel()
 	db := ratelimittest.NewDB()
@@ -90,8 +90,8 @@ func TestIsUndecided(t *testing.T) {
 	require.Equal(t, 2.0, held(t, limiter, ada))
 }
 
-// A decision over several limits has the fewest tokens and the longest wait of them, and the state of each request in the order asked.
-// Two requests for one bucket add up.
+// A decision over several limits has the fewest tokens and the longest wait of them, and the state of each request in
+// the order asked. Two requests for one bucket add up.
 func TestDecision(t *testing.T) {
 	t.Parallel()
 	minute, day := ratelimit.Define("minute", ratelimit.PerMinute(10)), ratelimit.Define("day", ratelimit.PerDay(100))
@@ -178,7 +178,8 @@ func TestValue(t *testing.T) {
 	require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
 }
 
-// Take and Reserve of a Value predict the answers of a Limiter, for every kind. They refuse a cost for which it returns an error.
+// Take and Reserve of a Value predict the answers of a Limiter, for every kind. They refuse a cost for which it returns
+// an error.
 func TestStepsOfAValue(t *testing.T) {
 	t.Parallel()
 	for _, policy := range []ratelimit.Policy{

@@ -21,8 +21,8 @@ var (
 	// errors.Is(err, ErrLimited) is true.
 	ErrLimited = errors.New("ratelimit: limited")
 
-	// ErrInvalidLimit is returned by NewLimit for an invalid name or policy, and Define panics with it. The message names the
-	// field and a valid value. A call with the zero Limit returns it too.
+	// ErrInvalidLimit is returned by NewLimit for an invalid name or policy, and Define panics with it. The message names
+	// the field and a valid value. A call with the zero Limit returns it too.
 	ErrInvalidLimit = errors.New("ratelimit: invalid limit")
 
 	// ErrInvalidRule is returned by NewRuling for an invalid policy, instant, mode or change.
@@ -31,70 +31,72 @@ var (
 	// ErrInvalidKey is returned before any SQL if a key is empty, too long, or not text that Postgres can store.
 	ErrInvalidKey = errors.New("ratelimit: invalid key")
 
-	// ErrInvalidCost is returned before any SQL if a cost is negative or not a number, or so small beside the capacity that
-	// taking it would change nothing. It is also returned for slots that are not whole.
+	// ErrInvalidCost is returned before any SQL if a cost is negative or not a number, or so small beside the capacity
+	// that taking it would change nothing. It is also returned for slots that are not whole.
 	ErrInvalidCost = errors.New("ratelimit: invalid cost")
 
-	// ErrCostExceedsCapacity is returned before any SQL if a request costs more than its limit can ever hold (for Reserve: hold
-	// and owe), so that waiting does not help. Renew and Start return it if the limit was lowered and can no longer give the
-	// cost.
+	// ErrCostExceedsCapacity is returned before any SQL if a request costs more than its limit can ever hold (for Reserve:
+	// hold and owe), so that waiting does not help. Renew and Start return it if the limit was lowered and can no longer
+	// give the cost.
 	ErrCostExceedsCapacity = errors.New("ratelimit: cost exceeds capacity")
 
-	// ErrInvalidRequest is returned before any SQL for an invalid call. For example, it names no limit or too many, one bucket
-	// under two policies, or a limit that does not support the call, such as a Take of slots. InTx returns it without a
-	// function, and Settle for a bucket that was not reserved.
+	// ErrInvalidRequest is returned before any SQL for an invalid call. For example, it names no limit or too many, one
+	// bucket under two policies, or a limit that does not support the call, such as a Take of slots. InTx returns it
+	// without a function, and Settle for a bucket that was not reserved.
 	ErrInvalidRequest = errors.New("ratelimit: invalid request")
 
 	// ErrNoReservations is returned by Reserve, before any SQL, for a limit whose policy forbids them.
 	ErrNoReservations = errors.New("ratelimit: the limit takes no reservations")
 
-	// ErrNotReserved is returned if the reservation does not exist: it was never made, its transaction was rolled back, or it
-	// ended and Expire has deleted it.
+	// ErrNotReserved is returned if the reservation does not exist: it was never made, its transaction was rolled back, or
+	// it ended and Expire has deleted it.
 	ErrNotReserved = reserved.ErrNotReserved
 
-	// ErrReservationEnded is returned if a reservation has already ended in another way: Settle after Cancel, Cancel after Settle, and
-	// both after expiry. Start returns it after Cancel.
+	// ErrReservationEnded is returned if a reservation has already ended in another way: Settle after Cancel, Cancel after
+	// Settle, and both after expiry. Start returns it after Cancel.
 	ErrReservationEnded = reserved.ErrEnded
 
-	// ErrLeaseLost is returned by RenewLease and Release if the lease is not held: it ended, was released, was reset with its
-	// bucket, or its transaction was rolled back. Other holders may have its slots, so stop the work, or compare fencing
-	// numbers when you write; see [Lease].
+	// ErrLeaseLost is returned by RenewLease and Release if the lease is not held: it ended, was released, was reset with
+	// its bucket, or its transaction was rolled back. Other holders may have its slots, so stop the work, or compare
+	// fencing numbers when you write; see [Lease].
 	ErrLeaseLost = errors.New("ratelimit: the lease is lost")
 
-	// ErrInvalidLease is returned by RenewLease and Release, before any SQL, for an ID that Acquire did not return. It may be
-	// cut off, changed, of a newer version, or empty because Acquire was refused.
+	// ErrInvalidLease is returned by RenewLease and Release, before any SQL, for an ID that Acquire did not return. It may
+	// be cut off, changed, of a newer version, or empty because Acquire was refused.
 	ErrInvalidLease = errors.New("ratelimit: invalid lease ID")
 
-	// ErrInvalidConfig is returned by New and NewSimulation if the pool or a field of Config is invalid. All calls return it on a Limiter that
-	// New did not return, or that WithTx bound to a nil transaction. Hold, Keep, Prune, Close and InTx return it on a
-	// Limiter of WithTx.
+	// ErrInvalidConfig is returned by New and NewSimulation if the pool or a field of Config is invalid. All calls return
+	// it on a Limiter that New did not return, or that WithTx bound to a nil transaction. Hold, Keep, Prune, Close and
+	// InTx return it on a Limiter of WithTx.
 	ErrInvalidConfig = errors.New("ratelimit: invalid configuration")
 
 	// ErrNotMigrated is returned if the schema lacks a table, a column or a function. Run migrations.Up.
 	ErrNotMigrated = pgerr.ErrNotMigrated
 
 	// ErrHashKeyMismatch is returned by InTx and by calls with keys if the keys in the tables were stored under another
-	// Config.HashKey. It is also returned if only the program or only the tables have a secret. Otherwise each program would
-	// have full buckets of its own. Nothing was taken, and a caller's transaction goes on. The message says how to correct it.
+	// Config.HashKey. It is also returned if only the program or only the tables have a secret. Otherwise each program
+	// would have full buckets of its own. Nothing was taken, and a caller's transaction goes on. The message says how to
+	// correct it.
 	ErrHashKeyMismatch = errors.New("ratelimit: the tables belong to another HashKey")
 
-	// ErrPoolerMode is returned by InTx and every other call if a connection pooler loses prepared statements. By default pgx
-	// prepares statements. A pooler in transaction mode, such as PgBouncer, can run the next statement on another server
-	// connection, which does not know them. Poolers in session mode, and poolers that track prepared statements, do not lose
-	// them.
+	// ErrPoolerMode is returned by InTx and every other call if a connection pooler loses prepared statements. By default
+	// pgx prepares statements. A pooler in transaction mode, such as PgBouncer, can run the next statement on another
+	// server connection, which does not know them. Poolers in session mode, and poolers that track prepared statements, do
+	// not lose them.
 	//
-	// The first call of a Limiter checks this before it sends anything else. Then nothing was taken, and a caller's transaction
-	// goes on. If the check was not possible, a statement fails later (SQLSTATE 26000 or 42P05), and its transaction with it.
-	// The message says which setting to change.
+	// The first call of a Limiter checks this before it sends anything else. Then nothing was taken, and a caller's
+	// transaction goes on. If the check was not possible, a statement fails later (SQLSTATE 26000 or 42P05), and its
+	// transaction with it. The message says which setting to change.
 	ErrPoolerMode = errors.New("ratelimit: prepared statements get lost on the way to the server")
 
 	// ErrContended is returned by InTx, and by calls outside a transaction, if every attempt conflicted with other
 	// transactions. Nothing was taken. It wraps the last conflict. It is not a refusal: the limit may have tokens.
 	ErrContended = store.ErrContended
 
-	// ErrOverloaded is returned, before any SQL, by calls outside a transaction if more calls than Config.MaxWaiting wait for
-	// the database. Nothing was taken.
-	ErrOverloaded = errors.New("ratelimit: too many calls are waiting for the database; shed load, or raise Config.MaxWaiting")
+	// ErrOverloaded is returned, before any SQL, by calls outside a transaction if more calls than Config.MaxWaiting wait
+	// for the database. Nothing was taken.
+	ErrOverloaded = errors.New("ratelimit: too many calls are waiting for the database; shed load, or raise " +
+		"Config.MaxWaiting")
 
 	// ErrClosed is returned after Close by calls outside a transaction that take, read, reserve or acquire.
 	ErrClosed = errors.New("ratelimit: the limiter is closed")
@@ -104,10 +106,10 @@ var (
 	// which. InTx does not retry, because a second run could take twice. After every other error of InTx nothing was
 	// taken.
 	//
-	// Outside a transaction, each call that sends a COMMIT of its own can return it. Prune and Expire always send one, and so do
-	// Reserve and the calls on reservations, or they commit by one statement and can return it as well. Take, Credit, CreditTaken, Charge and Reset do so for several limits or rows of Shards,
-	// if another transaction held a row. A Take also does so in a batch that nearly empties the bucket, and when it corrects
-	// the row of a wrong clock.
+	// Outside a transaction, each call that sends a COMMIT of its own can return it. Prune and Expire always send one, and
+	// so do Reserve and the calls on reservations, or they commit by one statement and can return it as well. Take,
+	// Credit, CreditTaken, Charge and Reset do so for several limits or rows of Shards, if another transaction held a row.
+	// A Take also does so in a batch that nearly empties the bucket, and when it corrects the row of a wrong clock.
 	//
 	// Such a call that needs no COMMIT of its own is one statement. If its connection is lost or its context ends after it
 	// was sent, it may have taken tokens as well, although the error does not wrap ErrCommitUnknown. An error that the
@@ -131,17 +133,18 @@ const (
 	codeNotSupported         = "0A000" // of BEGIN at SERIALIZABLE on a standby
 )
 
-// IsRetryable reports whether err says that a transaction conflicted with a concurrent one. The transaction was rolled back,
-// and running all of it again may succeed. A retry inside the same transaction, or inside a savepoint of it, cannot succeed.
-// Use it for your own transactions. InTx retries by itself.
+// IsRetryable reports whether err says that a transaction conflicted with a concurrent one. The transaction was rolled
+// back, and running all of it again may succeed. A retry inside the same transaction, or inside a savepoint of it,
+// cannot succeed. Use it for your own transactions. InTx retries by itself.
 func IsRetryable(err error) bool { return store.IsRetryable(err) }
 
-// IsUndecided reports whether a call of this package, or InTx, failed without a decision. For example, the server was unreachable,
-// too slow or too contended, or the request was invalid. Treat the request as refused, but do not report it as a refusal.
+// IsUndecided reports whether a call of this package, or InTx, failed without a decision. For example, the server was
+// unreachable, too slow or too contended, or the request was invalid. Treat the request as refused, but do not report
+// it as a refusal.
 //
-// It is false for nil, for errors of your own code in InTx, for a context that had ended before the call, and for an error that
-// wraps one of these, also beside others: a refusal, ErrCommitUnknown (the work may be done), an error about the ID of a reservation
-// or lease.
+// It is false for nil, for errors of your own code in InTx, for a context that had ended before the call, and for an
+// error that wraps one of these, also beside others: a refusal, ErrCommitUnknown (the work may be done), an error about
+// the ID of a reservation or lease.
 func IsUndecided(err error) bool {
 	for _, decided := range []error{
 		ErrLimited, ErrCommitUnknown, ErrNotReserved, ErrReservationEnded, ErrLeaseLost, ErrInvalidLease,
@@ -151,7 +154,8 @@ func IsUndecided(err error) bool {
 		}
 	}
 	for _, sentinel := range []error{
-		ErrInvalidLimit, ErrInvalidKey, ErrInvalidCost, ErrCostExceedsCapacity, ErrInvalidRequest, ErrNoReservations, ErrInvalidConfig,
+		ErrInvalidLimit, ErrInvalidKey, ErrInvalidCost, ErrCostExceedsCapacity, ErrInvalidRequest, ErrNoReservations,
+		ErrInvalidConfig,
 		ErrNotMigrated, ErrHashKeyMismatch, ErrPoolerMode, ErrContended, ErrOverloaded, ErrClosed,
 	} {
 		if errors.Is(err, sentinel) {
@@ -162,8 +166,8 @@ func IsUndecided(err error) bool {
 	return errors.As(err, &failed)
 }
 
-// isUnavailable reports whether the server was unreachable or ended the connection: it shuts down, starts, or has no connection
-// left.
+// isUnavailable reports whether the server was unreachable or ended the connection: it shuts down, starts, or has no
+// connection left.
 func isUnavailable(err error) bool {
 	var connectErr *pgconn.ConnectError
 	if errors.As(err, &connectErr) {
@@ -183,8 +187,8 @@ func isOfContext(ctx context.Context, err error) bool {
 	return ended != nil && (errors.Is(err, ended) || pgerr.Code(err) == pgerr.QueryCanceled)
 }
 
-// changedNothing reports whether a call that failed with err certainly changed nothing: it was not sent, or the server undid
-// it.
+// changedNothing reports whether a call that failed with err certainly changed nothing: it was not sent, or the server
+// undid it.
 func changedNothing(err error) bool {
 	var pgErr *pgconn.PgError
 	switch {
@@ -196,8 +200,9 @@ func changedNothing(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !isOfWorker(pgErr.Code)
 }
 
-// isOfWorker reports whether a coordinator may relay an error of a worker, whose transaction may have committed. A coordinator
-// of Citus returns XX000 if a worker cannot commit, whether the worker refused, for example after a conflict, or was lost.
+// isOfWorker reports whether a coordinator may relay an error of a worker, whose transaction may have committed. A
+// coordinator of Citus returns XX000 if a worker cannot commit, whether the worker refused, for example after a
+// conflict, or was lost.
 func isOfWorker(code string) bool {
 	switch code {
 	case codeAdminShutdown, codeCrashShutdown, codeCannotConnectNow, codeInternalError, codeCompletionUnknown:
@@ -229,31 +234,36 @@ func during(doing string, err error) error { return prefixed(fmt.Errorf("%s: %w"
 // toThePrimary tells what to do if a server is read-only.
 const toThePrimary = "connect to the primary, as with target_session_attrs=read-write"
 
-// explain adds to err what to do about it, if the server's message does not say so. schema is the schema of the tables. inTx is
-// whether the call was in the caller's transaction.
+// explain adds to err what to do about it, if the server's message does not say so. schema is the schema of the tables.
+// inTx is whether the call was in the caller's transaction.
 func explain(err error, schema string, inTx bool) error {
-	err = pgerr.Explain(err, schema, "USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, leases and reservations, "+
+	err = pgerr.Explain(err, schema, "USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, leases and "+
+		"reservations, "+
 		"and SELECT and INSERT on fingerprint, and EXECUTE on its functions")
 	switch {
 	case pgerr.Code(err) == pgerr.ReadOnly:
-		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a standby: "+toThePrimary, err)
+		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a "+
+			"standby: "+toThePrimary, err)
 	case pooler.IsLost(err):
-		return fmt.Errorf("%w: that happens behind a pooler in transaction mode, such as PgBouncer; %s: %w", ErrPoolerMode, pooler.Advice(0), err)
+		return fmt.Errorf("%w: that happens behind a pooler in transaction mode, such as PgBouncer; %s: %w", ErrPoolerMode,
+			pooler.Advice(0), err)
 	case inTx && errors.Is(err, pgx.ErrTxClosed):
 		return fmt.Errorf("%w; the transaction of WithTx has ended: call the Limiter before its commit or rollback", err)
 	case strings.Contains(err.Error(), "conn busy"): // pgx has no value for it
-		return fmt.Errorf("%w; rows of an earlier query on the connection are open: close them before you call the Limiter, and "+
+		return fmt.Errorf("%w; rows of an earlier query on the connection are open: close them before you call the "+
+			"Limiter, and "+
 			"use the connection on one goroutine at a time", err)
 	case !errors.Is(err, context.DeadlineExceeded):
 		return err
 	case inTx:
 		return fmt.Errorf("%w; another transaction may hold a row that the call waited for", err)
 	}
-	return fmt.Errorf("%w; a transaction may hold a row that the call waited for, or all connections of the pool: inside one, call the Limiter of WithTx", err)
+	return fmt.Errorf("%w; a transaction may hold a row that the call waited for, or all connections of the pool: "+
+		"inside one, call the Limiter of WithTx", err)
 }
 
-// leaveReadOnly closes idle connections of the pool to a read-only server, if err came from one. It leaves other pools than
-// pgx's unchanged.
+// leaveReadOnly closes idle connections of the pool to a read-only server, if err came from one. It leaves other pools
+// than pgx's unchanged.
 func leaveReadOnly(ctx context.Context, l *Limiter, err error) {
 	pool, ok := l.pool.(*pgxpool.Pool)
 	if state := pgerr.Code(err); ok && (state == pgerr.ReadOnly || state == codeNotSupported) {
@@ -261,9 +271,10 @@ func leaveReadOnly(ctx context.Context, l *Limiter, err error) {
 	}
 }
 
-// explained returns the error of a call of l, with the action that failed and with explain's advice. Outside the caller's transaction it
-// also leaves a read-only server. If a table is missing, the next call compares the fingerprint again, because new tables can have another
-// secret. If ctx has ended, its error is added to query_canceled: pgx returns only that if the pool sends cancel requests.
+// explained returns the error of a call of l, with the action that failed and with explain's advice. Outside the
+// caller's transaction it also leaves a read-only server. If a table is missing, the next call compares the fingerprint
+// again, because new tables can have another secret. If ctx has ended, its error is added to query_canceled: pgx
+// returns only that if the pool sends cancel requests.
 func explained(ctx context.Context, l *Limiter, doing string, err error) error {
 	if ended := ctx.Err(); isOfContext(ctx, err) && !errors.Is(err, ended) {
 		err = fmt.Errorf("%w: %w", ended, err)
@@ -272,7 +283,8 @@ func explained(ctx context.Context, l *Limiter, doing string, err error) error {
 	if !inTx {
 		leaveReadOnly(ctx, l, err)
 	}
-	if errors.Is(err, context.DeadlineExceeded) && !errors.As(err, new(*pgconn.ConnectError)) { // which has a timeout of its own
+	// which has a timeout of its own
+	if errors.Is(err, context.DeadlineExceeded) && !errors.As(err, new(*pgconn.ConnectError)) {
 		switch {
 		case ctx.Err() != nil:
 			err = fmt.Errorf("%w (the deadline of the call's context)", err)

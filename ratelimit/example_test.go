@@ -97,7 +97,8 @@ func ExampleLimiter_Take() {
 	}
 }
 
-// A slot is held while the work runs. The storage compares fencing numbers, so a result does not replace the result of a later lease.
+// A slot is held while the work runs. The storage compares fencing numbers, so a result does not replace the result of
+// a later lease.
 func ExampleLimiter_Acquire() {
 	lease, err := limiter.Acquire(ctx, Renders.For(userID))
 	switch {
@@ -258,7 +259,8 @@ func ExampleLimiter_Start() {
 	log.Print("run the completion")
 }
 
-// Work that was started and not settled may have used the upstream. After a crash, check that before you return its tokens.
+// Work that was started and not settled may have used the upstream. After a crash, check that before you return its
+// tokens.
 func ExampleLimiter_Started() {
 	var reservation string
 	started, err := limiter.Started(ctx, reservation)
@@ -457,8 +459,8 @@ func ExampleJoin() {
 	// ""
 }
 
-// TestEveryVerbHasAnExample promises that go doc shows how to call each method of a Limiter, and that docs/guide.md names it.
-// Methods that only return a property of the Limiter are exempt.
+// TestEveryVerbHasAnExample promises that go doc shows how to call each method of a Limiter, and that docs/guide.md
+// names it. Methods that only return a property of the Limiter are exempt.
 func TestEveryVerbHasAnExample(t *testing.T) {
 	t.Parallel()
 	tells := []string{"HasPolicies", "InTransaction", "Schema"}

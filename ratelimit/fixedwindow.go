@@ -11,8 +11,8 @@ import (
 //
 //	tokens = min(Capacity, value + windows * Rate)
 //
-// In one window at most Capacity tokens are taken. In any span of a Period at most twice Capacity is taken: at the end of one
-// window and at the start of the next. If Capacity is above Rate, unused tokens roll over.
+// In one window at most Capacity tokens are taken. In any span of a Period at most twice Capacity is taken: at the end
+// of one window and at the start of the next. If Capacity is above Rate, unused tokens roll over.
 type FixedWindow struct {
 	// Rate is the number of tokens added with each window: from 1e-9 to 1e12.
 	Rate float64
@@ -23,9 +23,10 @@ type FixedWindow struct {
 	Capacity float64
 	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations, as in [TokenBucket].
 	MaxReserved float64
-	// Start is the start of any one window, past or future; it determines all others. The zero time derives the windows from
-	// the limit's name and the key. So the windows of different keys start at different times, and their clients do not all
-	// return at once. If you change Start of a limit in use, a bucket uses the new windows from the next start of one of them.
+	// Start is the start of any one window, past or future; it determines all others. The zero time derives the windows
+	// from the limit's name and the key. So the windows of different keys start at different times, and their clients do
+	// not all return at once. If you change Start of a limit in use, a bucket uses the new windows from the next start of
+	// one of them.
 	Start time.Time
 	// Shards is the number of rows, as in [TokenBucket].
 	Shards int
@@ -76,7 +77,8 @@ func (t *fixedText) policy() (Policy, error) {
 	}
 	b := p.(TokenBucket)
 	return FixedWindow{
-		Rate: b.Rate, Period: b.Period, Capacity: b.Capacity, MaxReserved: b.MaxReserved, Shards: b.Shards, Start: t.Start.Time,
+		Rate: b.Rate, Period: b.Period, Capacity: b.Capacity, MaxReserved: b.MaxReserved, Shards: b.Shards,
+		Start: t.Start.Time,
 	}, nil
 }
 

@@ -13,7 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// stalled is a pool whose statements end with their contexts only. If it begins, BEGIN is answered, and the comparison of secrets.
+// stalled is a pool whose statements end with their contexts only. If it begins, BEGIN is answered, and the comparison
+// of secrets.
 type stalled struct {
 	answering
 	begins bool
@@ -80,8 +81,8 @@ type failedRow struct{ err error }
 
 func (r failedRow) Scan(...any) error { return r.err }
 
-// TestCallersThatLeaveAStalledDatabaseAreReported promises one Failed for each call whose caller leaves, with the time that it
-// waited, for every verb. A Take of the same bucket waits in a batch.
+// TestCallersThatLeaveAStalledDatabaseAreReported promises one Failed for each call whose caller leaves, with the time
+// that it waited, for every verb. A Take of the same bucket waits in a batch.
 func TestCallersThatLeaveAStalledDatabaseAreReported(t *testing.T) {
 	t.Parallel()
 	limit, slots := Define("limit", PerMinute(10)), Define("slots", Concurrency{Most: 2})
@@ -217,7 +218,8 @@ func TestABusyConnectionIsExplained(t *testing.T) {
 	require.ErrorContains(t, explained(t.Context(), limiter, "take", busy), "close them before you call the Limiter")
 }
 
-// TestPruneReportsItsFailures promises that a Prune that fails is one Failed, also for a program that calls Prune itself.
+// TestPruneReportsItsFailures promises that a Prune that fails is one Failed, also for a program that calls Prune
+// itself.
 func TestPruneReportsItsFailures(t *testing.T) {
 	t.Parallel()
 	pool, err := pgxpool.New(t.Context(), "postgres://nobody@127.0.0.1:1/none?sslmode=disable")

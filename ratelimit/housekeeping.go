@@ -21,11 +21,11 @@ import (
 // interval is longer by up to a tenth, by chance, so that processes that started together spread. For the limits see
 // Prune; without any, no row is pruned.
 //
-// An error does not end Maintain: the next interval tries again. Only the Observer learns of errors, as one [Failed] whose Verb is
-// "expire" or "prune", and of deleted rows, as [Pruned]. Without Config.Observer Maintain is silent.
+// An error does not end Maintain: the next interval tries again. Only the Observer learns of errors, as one [Failed]
+// whose Verb is "expire" or "prune", and of deleted rows, as [Pruned]. Without Config.Observer Maintain is silent.
 //
-// Maintain returns ErrInvalidConfig at once if every is not above 0, or if WithTx returned the Limiter, and ErrInvalidLimit for the
-// zero Limit.
+// Maintain returns ErrInvalidConfig at once if every is not above 0, or if WithTx returned the Limiter, and
+// ErrInvalidLimit for the zero Limit.
 func (l *Limiter) Maintain(ctx context.Context, every time.Duration, limits ...Limit) error {
 	if err := l.ready(ctx, "maintain"); err != nil {
 		if isAnyOf(err, context.Canceled, context.DeadlineExceeded) { // ctx has ended
@@ -57,14 +57,16 @@ func maintain(ctx context.Context, l *Limiter, limits []Limit) {
 	_, _ = l.Prune(ctx, limits...) // so does it
 }
 
-// Expire ends reservations that were neither settled nor cancelled until Config.ExpireAfter after their ReadyAt. They keep
-// their estimates as their cost. If Config.ReleaseExpired was set when they were made, Expire credits them as Cancel does. It
-// also deletes reservations a week after they ended, or after ExpireAfter if that is later; then their IDs are unknown. It
-// returns the number of reservations that it ended. Call it every few minutes, from any number of processes.
+// Expire ends reservations that were neither settled nor cancelled until Config.ExpireAfter after their ReadyAt. They
+// keep their estimates as their cost. If Config.ReleaseExpired was set when they were made, Expire credits them as
+// Cancel does. It also deletes reservations a week after they ended, or after ExpireAfter if that is later; then their
+// IDs are unknown. It returns the number of reservations that it ended. Call it every few minutes, from any number of
+// processes.
 //
-// Expire skips a reservation that another transaction has locked, and waits at most a second for a bucket; the next call ends
-// the rest. If a reservation cannot be ended, Expire ends the others, returns the errors joined, and reports them to the Observer
-// as one [Failed]. In a transaction it ends all of them or, after an error, none, and a rollback undoes it.
+// Expire skips a reservation that another transaction has locked, and waits at most a second for a bucket; the next
+// call ends the rest. If a reservation cannot be ended, Expire ends the others, returns the errors joined, and reports
+// them to the Observer as one [Failed]. In a transaction it ends all of them or, after an error, none, and a rollback
+// undoes it.
 func (l *Limiter) Expire(ctx context.Context) (int, error) {
 	if err := l.ready(ctx, "expire"); err != nil {
 		return 0, err
@@ -122,20 +124,21 @@ func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 	return ended, errors.Join(failed...)
 }
 
-// expire ends one reservation, if it is still due and not locked. It leaves the reservation to the next call if it must credit
-// a bucket that another transaction has held for too long.
+// expire ends one reservation, if it is still due and not locked. It leaves the reservation to the next call if it must
+// credit a bucket that another transaction has held for too long.
 func expire(ctx context.Context, l *Limiter, id string) (done bool, err error) {
-	err = lockedBy(ctx, l, "expire", id, false, func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
-		done = false
-		due, err := life.LockDue(ctx, id)
-		if err != nil || len(due) == 0 {
-			return nil, err
-		}
-		return due[0], nil
-	}, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
-		done = true
-		return life.Expire(ctx, r)
-	})
+	err = lockedBy(ctx, l, "expire", id, false,
+		func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
+			done = false
+			due, err := life.LockDue(ctx, id)
+			if err != nil || len(due) == 0 {
+				return nil, err
+			}
+			return due[0], nil
+		}, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
+			done = true
+			return life.Expire(ctx, r)
+		})
 	if err != nil {
 		done = false
 	}
@@ -145,8 +148,8 @@ func expire(ctx context.Context, l *Limiter, id string) (done bool, err error) {
 	return done, err
 }
 
-// expireTogether ends all due reservations in the caller's transaction. It locks all their buckets at once, in the order of
-// every call, because locking one reservation after the other could deadlock.
+// expireTogether ends all due reservations in the caller's transaction. It locks all their buckets at once, in the
+// order of every call, because locking one reservation after the other could deadlock.
 func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
 	err = retryTx(ctx, l, "expire", false, func(ctx context.Context, tx *Limiter) error {
 		var all []*reserved.Reservation
@@ -192,15 +195,16 @@ func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
 	return more, err
 }
 
-// Prune deletes the rows of buckets of the limits that have been full for a minute, and returns the number of deleted rows. It
-// changes no decision, because a bucket without a row is full; it only frees storage. Name every limit with its current policy.
-// Prune keeps the rows of other limits, of buckets that owe tokens, and rows with a ts in the future.
+// Prune deletes the rows of buckets of the limits that have been full for a minute, and returns the number of deleted
+// rows. It changes no decision, because a bucket without a row is full; it only frees storage. Name every limit with
+// its current policy. Prune keeps the rows of other limits, of buckets that owe tokens, and rows with a ts in the
+// future.
 //
-// If a name has several policies, for example plans of several keys, the database does not know which policy a row has. So
-// Prune deletes a row only if it is full under all of them. Name the limit once for each policy. Prune adds the policies that
-// this Limiter has used with the name, up to 16 of them, and the current and replaced policies of rules in Config.Policies. You
-// must name the policies that only other processes use. Otherwise Prune can delete rows that are not full under them, and their
-// buckets are full again.
+// If a name has several policies, for example plans of several keys, the database does not know which policy a row has.
+// So Prune deletes a row only if it is full under all of them. Name the limit once for each policy. Prune adds the
+// policies that this Limiter has used with the name, up to 16 of them, and the current and replaced policies of rules
+// in Config.Policies. You must name the policies that only other processes use. Otherwise Prune can delete rows that
+// are not full under them, and their buckets are full again.
 //
 // It works through the table in small READ COMMITTED transactions, in parallel with other calls, and never waits for a
 // row. If another process prunes the schema, it returns 0 at once. Without limits it returns ErrInvalidLimit. Call it
@@ -213,7 +217,9 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 		return 0, err
 	}
 	if len(limits) == 0 {
-		return 0, fmt.Errorf("%w: Prune without limits would delete no bucket; pass every limit, each with its current policy", ErrInvalidLimit)
+		return 0,
+			fmt.Errorf("%w: Prune without limits would delete no bucket; pass every limit, each with its current policy",
+				ErrInvalidLimit)
 	}
 	named := make(map[string][]bucket.Terms, len(limits))
 	for _, limit := range limits {
@@ -252,7 +258,8 @@ func prune(ctx context.Context, l *Limiter, named map[string][]bucket.Terms) (de
 // checkPrune returns an error if the Limiter cannot prune the limits.
 func checkPrune(l *Limiter, call string, limits []Limit) error {
 	if l.pool == nil {
-		return fmt.Errorf("%w: %s runs in transactions of its own and needs a Limiter that New returned, not one of WithTx", ErrInvalidConfig, call)
+		return fmt.Errorf("%w: %s runs in transactions of its own and needs a Limiter that New returned, not one of WithTx",
+			ErrInvalidConfig, call)
 	}
 	if slices.Contains(limits, Limit{}) {
 		return fmt.Errorf("%w: %s of the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit, call)
@@ -260,9 +267,9 @@ func checkPrune(l *Limiter, call string, limits []Limit) error {
 	return nil
 }
 
-// ruledTerms returns the terms under which Prune may delete a row of a name with rules. A row can have been filled under one
-// policy and then under another, and a change can have scaled its owed tokens. So the terms combine the largest capacity with the rate
-// of each policy.
+// ruledTerms returns the terms under which Prune may delete a row of a name with rules. A row can have been filled
+// under one policy and then under another, and a change can have scaled its owed tokens. So the terms combine the
+// largest capacity with the rate of each policy.
 func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	if source == nil {
 		return nil
@@ -290,9 +297,11 @@ func prunePages(ctx context.Context, l *Limiter) (*store.PrunePages, error) {
 	return l.session.Engine().PrunePages(ctx, &l.session.Unit)
 }
 
-// pruneNext deletes rows of the next page in one transaction, and advances pages. gotLock is false, and nothing was done, if
-// another process prunes.
-func pruneNext(ctx context.Context, l *Limiter, pages *store.PrunePages, named map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+// pruneNext deletes rows of the next page in one transaction, and advances pages. gotLock is false, and nothing was
+// done, if another process prunes.
+func pruneNext(ctx context.Context, l *Limiter, pages *store.PrunePages,
+	named map[string][]bucket.Terms,
+) (deleted int64, gotLock bool, err error) {
 	next := *pages
 	err = retryTx(ctx, l, "prune", false, func(ctx context.Context, tx *Limiter) (err error) {
 		used := make(map[string][]bucket.Terms, len(named)) // the policies used so far

@@ -87,7 +87,8 @@ func TestKeysAreComparedByteForByte(t *testing.T) {
 	}
 }
 
-// TestHashedKeysAreNotStored promises that a reader of the table learns no key, not even by trying keys out: the hash needs the secret.
+// TestHashedKeysAreNotStored promises that a reader of the table learns no key, not even by trying keys out: the hash
+// needs the secret.
 func TestHashedKeysAreNotStored(t *testing.T) {
 	t.Parallel()
 	hashes := make(map[string]bool)

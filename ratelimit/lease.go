@@ -20,22 +20,22 @@ const (
 
 // Lease is the answer to Acquire: slots that are held until they are released, or until the lease ends.
 //
-// Renew a lease every third of the policy's Lease, so that two more attempts are possible if one fails. A holder that works on
-// after Until does so beside other holders. This can happen to a process that was suspended. If a write must not happen twice, or
-// out of order, store the highest Fence with it and reject lower ones. Then a holder that lost its slot without noticing writes
-// nothing.
+// Renew a lease every third of the policy's Lease, so that two more attempts are possible if one fails. A holder that
+// works on after Until does so beside other holders. This can happen to a process that was suspended. If a write must
+// not happen twice, or out of order, store the highest Fence with it and reject lower ones. Then a holder that lost its
+// slot without noticing writes nothing.
 type Lease struct {
-	// Decision says whether the slots were free. After a refusal, RetryAfter is an upper bound: the time until enough leases
-	// have ended, if no holder releases slots earlier. The Decision of RenewLease has no States.
+	// Decision says whether the slots were free. After a refusal, RetryAfter is an upper bound: the time until enough
+	// leases have ended, if no holder releases slots earlier. The Decision of RenewLease has no States.
 	Decision
-	// ID identifies the lease to RenewLease and Release: up to 60,000 characters of A-Z, a-z, 0-9, - and _, usually below 100.
-	// It is empty after a refusal. Any process that knows the ID can release the lease. The ID contains the limits' names and
-	// the keys in their stored form: in the clear, unless Config.HashKey is set. It is not signed, so do not accept IDs from
-	// clients.
+	// ID identifies the lease to RenewLease and Release: up to 60,000 characters of A-Z, a-z, 0-9, - and _, usually
+	// below 100. It is empty after a refusal. Any process that knows the ID can release the lease. The ID contains the
+	// limits' names and the keys in their stored form: in the clear, unless Config.HashKey is set. It is not signed, so
+	// do not accept IDs from clients.
 	ID string
-	// Fence is the fencing number. It is higher than the number of every earlier lease on the same buckets. Use the number of a lease
-	// that was acquired in a transaction only after the commit. If the transaction rolls back and the database's clock steps back, the
-	// same number or a lower one can be given again.
+	// Fence is the fencing number. It is higher than the number of every earlier lease on the same buckets. Use the number
+	// of a lease that was acquired in a transaction only after the commit. If the transaction rolls back and the
+	// database's clock steps back, the same number or a lower one can be given again.
 	Fence int64
 	// Until is the end of the lease on the database's clock, unless it is renewed.
 	Until time.Time
@@ -43,21 +43,23 @@ type Lease struct {
 	asked time.Time // the time of the call on this process's clock; the lease began later
 }
 
-// Acquire takes a lease on slots of limits with a [Concurrency] policy, as many of each as its request costs. It also takes the
-// costs of requests for other limits. It takes all of it or nothing. Release returns the slots, but not the tokens of other
-// limits.
+// Acquire takes a lease on slots of limits with a [Concurrency] policy, as many of each as its request costs. It also
+// takes the costs of requests for other limits. It takes all of it or nothing. Release returns the slots, but not the
+// tokens of other limits.
 //
-// Release the slots with Release. Otherwise, for example if the process dies, they are held until the lease ends. All limits of
-// a call share one lease, with one ID and one fencing number. The lease ends for each limit as its policy says; Until is the
-// earliest end. Acquire returns ErrInvalidRequest if no request is for slots, or if a rule replaces the slots of a limit by
-// tokens. It returns ErrInvalidCost for a number of slots that is 0 or not whole. Its other errors are the errors of Take.
+// Release the slots with Release. Otherwise, for example if the process dies, they are held until the lease ends. All
+// limits of a call share one lease, with one ID and one fencing number. The lease ends for each limit as its policy
+// says; Until is the earliest end. Acquire returns ErrInvalidRequest if no request is for slots, or if a rule replaces
+// the slots of a limit by tokens. It returns ErrInvalidCost for a number of slots that is 0 or not whole. Its other
+// errors are the errors of Take.
 //
-// Outside a transaction a refusal locks nothing. In a transaction, a rollback undoes the lease, and other calls for the bucket
-// wait until the transaction ends, so commit before the work begins. After ErrCommitUnknown or a lost connection, the slots may
-// be held until the lease ends.
+// Outside a transaction a refusal locks nothing. In a transaction, a rollback undoes the lease, and other calls for the
+// bucket wait until the transaction ends, so commit before the work begins. After ErrCommitUnknown or a lost
+// connection, the slots may be held until the lease ends.
 //
-// A limit that is off, or that refuses only in shadow, holds no slot. If no limit of the call holds a slot, Fence is the time
-// of the decision in microseconds since 1970. RenewLease and Release accept the ID of such a lease, and do nothing.
+// A limit that is off, or that refuses only in shadow, holds no slot. If no limit of the call holds a slot, Fence is
+// the time of the decision in microseconds since 1970. RenewLease and Release accept the ID of such a lease, and do
+// nothing.
 func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, error) {
 	asked := time.Now()
 	c, err := l.begin(ctx, verbAcquire, requests)
@@ -65,7 +67,8 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 		return Lease{}, err
 	}
 	if !c.plan.asksForSlots(requests) {
-		return Lease{}, fmt.Errorf("%w: acquire without a Concurrency limit, so there is no slot to lease; add one, or call Take", ErrInvalidRequest)
+		return Lease{}, fmt.Errorf("%w: acquire without a Concurrency limit, so there is no slot to lease; add one, or "+
+			"call Take", ErrInvalidRequest)
 	}
 	c.Look = c.plan.costless
 	d, err := l.do(ctx, c)
@@ -77,8 +80,8 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 	return lease, nil
 }
 
-// checkSlotsKept returns an error if an Acquire needs slots of a limit, but a rule replaces them by tokens. A limit that is off
-// needs no slots, and guards follow the rule.
+// checkSlotsKept returns an error if an Acquire needs slots of a limit, but a rule replaces them by tokens. A limit
+// that is off needs no slots, and guards follow the rule.
 func checkSlotsKept(ctx context.Context, r *Request, s *subject) error {
 	if s.mode == Off || s.limit.holds() || !r.limit.holds() || rulekind.IsFollowed(ctx) {
 		return nil
@@ -146,13 +149,13 @@ func (c *call) lease(requests []Request, d Decision) Lease {
 	return Lease{Decision: d, ID: id.String(), Fence: id.Fence, Until: time.UnixMicro(first)}
 }
 
-// RenewLease extends a lease, so that it ends no earlier than the policy's Lease from now. It uses the rule of the limit, or
-// otherwise the policy that this Limiter last used it with. If there is neither, the lease gets its old length. ID and Fence do
-// not change.
+// RenewLease extends a lease, so that it ends no earlier than the policy's Lease from now. It uses the rule of the
+// limit, or otherwise the policy that this Limiter last used it with. If there is neither, the lease gets its old
+// length. ID and Fence do not change.
 //
-// It returns ErrLeaseLost if the lease has ended, was released, or was reset with its bucket, on any of its limits. Then it
-// extends nothing: stop the work. It returns ErrInvalidLease for an invalid ID. After any other error the lease ends at its
-// previous end, or later. In a transaction, a rollback undoes it.
+// It returns ErrLeaseLost if the lease has ended, was released, or was reset with its bucket, on any of its limits.
+// Then it extends nothing: stop the work. It returns ErrInvalidLease for an invalid ID. After any other error the lease
+// ends at its previous end, or later. In a transaction, a rollback undoes it.
 func (l *Limiter) RenewLease(ctx context.Context, id string) (Lease, error) {
 	asked := time.Now()
 	parsed, leases, err := withLease(ctx, l, verbRenewLease, id)
@@ -167,10 +170,10 @@ func (l *Limiter) RenewLease(ctx context.Context, id string) (Lease, error) {
 
 // Release returns the slots of a lease. Tokens that Acquire took from other limits stay taken.
 //
-// It returns ErrLeaseLost if the lease was no longer held on one of its limits: it had ended, was released before, or was reset
-// with its bucket. The work may then have run beside other holders. Release still returns the slots that were held. It returns
-// ErrInvalidLease for an invalid ID. After any other error, the slots are free at the latest when the lease ends. In a
-// transaction, a rollback undoes it.
+// It returns ErrLeaseLost if the lease was no longer held on one of its limits: it had ended, was released before, or
+// was reset with its bucket. The work may then have run beside other holders. Release still returns the slots that were
+// held. It returns ErrInvalidLease for an invalid ID. After any other error, the slots are free at the latest when the
+// lease ends. In a transaction, a rollback undoes it.
 //
 // Like every call, Release waits for the bucket's row for at most Config.Timeout.
 func (l *Limiter) Release(ctx context.Context, id string) error {
@@ -199,10 +202,14 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *sl
 	}
 	for i := range leases.Asks {
 		a := &leases.Asks[i]
-		l.reports.tell(ctx, Leased{Verb: verb, Limit: a.Key.Name, Slots: int(a.Cost), Lost: leases.Lost[i], Pending: l.reports.pending()})
+		l.reports.tell(ctx, Leased{
+			Verb: verb, Limit: a.Key.Name, Slots: int(a.Cost), Lost: leases.Lost[i],
+			Pending: l.reports.pending(),
+		})
 	}
 	if leases.AnyLost() {
-		return nil, nil, during(fmt.Sprintf("%s %q", verb, leases.FirstLost()), fmt.Errorf("%w: it has ended, or was released or reset before", ErrLeaseLost))
+		return nil, nil, during(fmt.Sprintf("%s %q", verb, leases.FirstLost()),
+			fmt.Errorf("%w: it has ended, or was released or reset before", ErrLeaseLost))
 	}
 	return parsed, leases, nil
 }
@@ -250,7 +257,10 @@ func leasesOf(ctx context.Context, l *Limiter, verb string, id *slots.ID) *slots
 			shortest = length
 		}
 		if of.Slots > 0 {
-			leases.Asks = append(leases.Asks, bucket.Ask{Key: of.Row, Terms: limit.termsFor(of.Row.Key), Cost: float64(of.Slots)})
+			leases.Asks = append(leases.Asks, bucket.Ask{
+				Key: of.Row, Terms: limit.termsFor(of.Row.Key),
+				Cost: float64(of.Slots),
+			})
 			leases.Lengths = append(leases.Lengths, length)
 		}
 	}
@@ -269,10 +279,11 @@ func parseLeaseID(text string) (*slots.ID, error) {
 	return id, nil
 }
 
-// StoredLeaseID returns the ID of the lease with the number fence on the bucket of request. Use it in tools that read leases
-// from the table and release them. request must be in the stored form: [Limit.ForStored] or [Limit.Global]. An Acquire for
-// several limits has one lease on each of their buckets, and the ID is for one of them. StoredLeaseID returns an error that
-// wraps ErrInvalidLease for a fence below 1, and ErrInvalidRequest for a key that is not in the stored form.
+// StoredLeaseID returns the ID of the lease with the number fence on the bucket of request. Use it in tools that read
+// leases from the table and release them. request must be in the stored form: [Limit.ForStored] or [Limit.Global]. An
+// Acquire for several limits has one lease on each of their buckets, and the ID is for one of them. StoredLeaseID
+// returns an error that wraps ErrInvalidLease for a fence below 1, and ErrInvalidRequest for a key that is not in the
+// stored form.
 func StoredLeaseID(request Request, fence int64) (string, error) {
 	switch {
 	case request.limit.isZero() || !request.stored && !request.global:

@@ -15,8 +15,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Limit is a named policy. It is a value: copy it, keep it in a package variable, or make it at the call. Two definitions with
-// the same name and key share a bucket, in any program, so give them the same policy.
+// Limit is a named policy. It is a value: copy it, keep it in a package variable, or make it at the call. Two
+// definitions with the same name and key share a bucket, in any program, so give them the same policy.
 type Limit struct {
 	made unique.Handle[definition] // one word; == compares it
 }
@@ -34,19 +34,20 @@ type definition struct {
 	seeded bool
 }
 
-// incomparable wraps a policy whose type cannot be compared with ==, such as a type of the program that embeds a policy. Only
-// copies of a Limit with such a policy are equal to it.
+// incomparable wraps a policy whose type cannot be compared with ==, such as a type of the program that embeds a
+// policy. Only copies of a Limit with such a policy are equal to it.
 type incomparable struct{ Policy }
 
 // limitOf returns the limit of a compiled policy.
 //
-// A new kind of policy is one file with its type, and an entry in newText and, if it has a bucket.Kind of its own, in kindOf. Some
-// packages show kinds in their own ways: httplimit (quota.go, refusal.go, client/ratelimit.js), internal/policytext, and admin
-// (preview.go and its form). A bucket.Kind whose rows hold more than value and ts also needs bucket.Parts, a column,
-// buckets_prune.sql and internal/reserved. Without a function of its own (bucket.Statement), its rows are locked and decided
-// in Go.
+// A new kind of policy is one file with its type, and an entry in newText and, if it has a bucket.Kind of its own, in
+// kindOf. Some packages show kinds in their own ways: httplimit (quota.go, refusal.go, client/ratelimit.js),
+// internal/policytext, and admin (preview.go and its form). A bucket.Kind whose rows hold more than value and ts also
+// needs bucket.Parts, a column, buckets_prune.sql and internal/reserved. Without a function of its own
+// (bucket.Statement), its rows are locked and decided in Go.
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
-	d := definition{name: name, policy: policy, terms: t, shards: shardsOf(policy), plain: t.Kind == (bucket.Steps{}) && !t.HasSpan(), seeded: bucket.IsSeeded(&t)}
+	d := definition{name: name, policy: policy, terms: t, shards: shardsOf(policy), plain: t.Kind == (bucket.Steps{}) &&
+		!t.HasSpan(), seeded: bucket.IsSeeded(&t)}
 	if !reflect.ValueOf(policy).Comparable() {
 		d.policy = &incomparable{policy}
 	}
@@ -77,8 +78,8 @@ func (l Limit) terms() bucket.Terms { return l.definition().terms }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.:/-]{1,64}$`)
 
-// Define returns the limit called name. It panics if the name or the policy is invalid, as regexp.MustCompile does. Use it for
-// package variables. Use NewLimit for definitions that come from outside the program.
+// Define returns the limit called name. It panics if the name or the policy is invalid, as regexp.MustCompile does. Use
+// it for package variables. Use NewLimit for definitions that come from outside the program.
 func Define(name string, policy Policy) Limit {
 	limit, err := NewLimit(name, policy)
 	if err != nil {
@@ -87,14 +88,15 @@ func Define(name string, policy Policy) Limit {
 	return limit
 }
 
-// NewLimit returns the limit called name. A name has 1 to 64 letters, digits and _ . : / -. Errors wrap ErrInvalidLimit and say
-// what to change.
+// NewLimit returns the limit called name. A name has 1 to 64 letters, digits and _ . : / -. Errors wrap ErrInvalidLimit
+// and say what to change.
 func NewLimit(name string, policy Policy) (Limit, error) {
 	if !validName.MatchString(name) {
 		return Limit{}, fmt.Errorf("%w: name %.80q: use 1 to 64 letters, digits and _ . : / -", ErrInvalidLimit, name)
 	}
 	if arg.IsNil(policy) {
-		return Limit{}, fmt.Errorf("%w %q: no policy; pass a TokenBucket, or another of the package's policies", ErrInvalidLimit, name)
+		return Limit{}, fmt.Errorf("%w %q: no policy; pass a TokenBucket, or another of the package's policies",
+			ErrInvalidLimit, name)
 	}
 	policy = valueOf(policy)
 	t, err := policy.compile()
@@ -127,8 +129,8 @@ func (l Limit) String() string {
 	return l.Name() + ": " + l.Policy().String()
 }
 
-// MarshalJSON returns the name and the policy as text, as in {"name": "logins", "policy": "10 per minute"}, so that a Decision can be
-// logged or stored as JSON. It cannot be read back. The zero Limit is null.
+// MarshalJSON returns the name and the policy as text, as in {"name": "logins", "policy": "10 per minute"}, so that a
+// Decision can be logged or stored as JSON. It cannot be read back. The zero Limit is null.
 func (l Limit) MarshalJSON() ([]byte, error) {
 	if l.isZero() {
 		return []byte("null"), nil
@@ -139,20 +141,20 @@ func (l Limit) MarshalJSON() ([]byte, error) {
 	}{l.Name(), l.Policy().String()})
 }
 
-// For returns a request for one token from the bucket of key: a user, an address, an account. A key has 1 to 256 bytes of UTF-8
-// without NUL; with Config.HashKey it has 1 byte to 64 KiB of any content. Keys are compared byte for byte, so normalize names
-// that people type. [ID] and [UUID] make keys of integers and UUIDs, and [Join] makes one of several parts. A call with an
-// empty key returns ErrInvalidKey, so a missing key cannot put all callers into one bucket. For a bucket that all callers
-// share, use Global.
+// For returns a request for one token from the bucket of key: a user, an address, an account. A key has 1 to 256 bytes
+// of UTF-8 without NUL; with Config.HashKey it has 1 byte to 64 KiB of any content. Keys are compared byte for byte, so
+// normalize names that people type. [ID] and [UUID] make keys of integers and UUIDs, and [Join] makes one of several
+// parts. A call with an empty key returns ErrInvalidKey, so a missing key cannot put all callers into one bucket. For a
+// bucket that all callers share, use Global.
 func (l Limit) For(key string) Request { return Request{limit: l, key: key, cost: 1} }
 
 // Global returns a request for one token from the limit's only bucket without a key.
 func (l Limit) Global() Request { return Request{limit: l, global: true, cost: 1} }
 
-// ForStored returns a request for one token from the bucket of a key in its stored form, as in [Limiter.StoredKey] and [Refusal].
-// That is an HMAC if [Config.HashKey] is set, and "" for Global. Use it in tools and pages that read keys from tables. Never pass
-// it a key from a client, because the client could then choose the bucket. A Limiter needs no secret for a call whose keys are all
-// in the stored form.
+// ForStored returns a request for one token from the bucket of a key in its stored form, as in [Limiter.StoredKey] and
+// [Refusal]. That is an HMAC if [Config.HashKey] is set, and "" for Global. Use it in tools and pages that read keys
+// from tables. Never pass it a key from a client, because the client could then choose the bucket. A Limiter needs no
+// secret for a call whose keys are all in the stored form.
 func (l Limit) ForStored(key string) Request {
 	return Request{limit: l, key: key, stored: true, cost: 1}
 }
@@ -182,8 +184,8 @@ func (r Request) Plan(plan string) Request {
 	return r
 }
 
-// Cost returns the request with a cost of tokens in place of 1. The cost can be a fraction. A cost of 0 takes nothing: the call
-// is allowed unless the bucket owes tokens.
+// Cost returns the request with a cost of tokens in place of 1. The cost can be a fraction. A cost of 0 takes nothing:
+// the call is allowed unless the bucket owes tokens.
 func (r Request) Cost(tokens float64) Request {
 	r.cost = tokens
 	return r
@@ -195,11 +197,11 @@ func (r Request) Tokens() float64 { return r.cost }
 // Times returns the request with n times its cost.
 func (r Request) Times(n float64) Request { return r.Cost(r.cost * n) }
 
-// Within returns the request with a bound on its wait: [Limiter.Reserve] refuses, and takes nothing, if this limit's tokens
-// would be repaid, or its pause would end, later than d after the decision. To bound the whole call, bound each of its
-// requests. d counts in whole microseconds, and at least one, so with a d of 0 the tokens must be available now. After such
-// a refusal RetryAfter is the time until the wait is short enough. CheckReserve answers as Reserve does. Other calls take
-// only what is available, so the bound has no effect on them.
+// Within returns the request with a bound on its wait: [Limiter.Reserve] refuses, and takes nothing, if this limit's
+// tokens would be repaid, or its pause would end, later than d after the decision. To bound the whole call, bound each
+// of its requests. d counts in whole microseconds, and at least one, so with a d of 0 the tokens must be available now.
+// After such a refusal RetryAfter is the time until the wait is short enough. CheckReserve answers as Reserve does.
+// Other calls take only what is available, so the bound has no effect on them.
 func (r Request) Within(d time.Duration) Request {
 	r.within = max(d.Truncate(time.Microsecond), time.Microsecond)
 	return r
@@ -211,8 +213,8 @@ func (r Request) Limit() Limit { return r.limit }
 // String returns the cost and the name of the limit. It leaves out the key, which can be personal data.
 func (r Request) String() string { return fmt.Sprintf("%v of %s", r.cost, r.limit.Name()) }
 
-// Policy says how many tokens a limit gives, and when: a [TokenBucket], a [FixedWindow], a [SlidingWindow], a [CalendarWindow]
-// or a [Concurrency].
+// Policy says how many tokens a limit gives, and when: a [TokenBucket], a [FixedWindow], a [SlidingWindow], a
+// [CalendarWindow] or a [Concurrency].
 type Policy interface {
 	fmt.Stringer
 	compile() (bucket.Terms, error)
@@ -222,8 +224,8 @@ type Policy interface {
 	scaled(times float64) Policy
 }
 
-// valueOf returns the policy that a pointer points to, and other policies unchanged. So a type switch needs only value types,
-// and later changes through the pointer do not change a limit.
+// valueOf returns the policy that a pointer points to, and other policies unchanged. So a type switch needs only value
+// types, and later changes through the pointer do not change a limit.
 func valueOf(policy Policy) Policy {
 	v := reflect.ValueOf(policy)
 	if v.Kind() != reflect.Pointer || v.IsNil() {
@@ -244,10 +246,10 @@ const (
 //
 //	SendMessage.For(ratelimit.Join(tenant, ratelimit.ID(user.ID)))
 //
-// Different parts give different keys: Join separates them with "|", and escapes "|" and "\" in a part with "\". So "a|b" and
-// "c" differ from "a" and "b|c". If a part is empty, Join returns "", and calls return [ErrInvalidKey], so that a missing part
-// cannot put several callers into one bucket. Make all keys of a limit in the same way, because a joined key can equal another
-// plain key.
+// Different parts give different keys: Join separates them with "|", and escapes "|" and "\" in a part with "\". So
+// "a|b" and "c" differ from "a" and "b|c". If a part is empty, Join returns "", and calls return [ErrInvalidKey], so
+// that a missing part cannot put several callers into one bucket. Make all keys of a limit in the same way, because a
+// joined key can equal another plain key.
 func Join(parts ...string) string {
 	escaped := make([]string, len(parts))
 	for i, part := range parts {
@@ -260,8 +262,8 @@ func Join(parts ...string) string {
 	return strings.Join(escaped, keySeparator)
 }
 
-// ID returns an integer as a key, or as a part for [Join]: its decimal digits. For 0, which is usually an ID that was not set,
-// it returns "", and calls return [ErrInvalidKey].
+// ID returns an integer as a key, or as a part for [Join]: its decimal digits. For 0, which is usually an ID that was
+// not set, it returns "", and calls return [ErrInvalidKey].
 func ID[T ~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uint16 | ~uint32 | ~uint64](id T) string {
 	switch {
 	case id == 0:
@@ -272,9 +274,9 @@ func ID[T ~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uint16 | ~
 	return strconv.FormatUint(uint64(id), 10)
 }
 
-// UUID returns a UUID as a key, or as a part for [Join]: 36 characters in lower case, as the String methods of UUID packages
-// return. It accepts any type of 16 bytes; for a pgtype.UUID pass its Bytes. For the nil UUID it returns "", and calls return
-// [ErrInvalidKey].
+// UUID returns a UUID as a key, or as a part for [Join]: 36 characters in lower case, as the String methods of UUID
+// packages return. It accepts any type of 16 bytes; for a pgtype.UUID pass its Bytes. For the nil UUID it returns "",
+// and calls return [ErrInvalidKey].
 func UUID[T ~[16]byte](id T) string {
 	b := [16]byte(id)
 	if b == [16]byte{} {

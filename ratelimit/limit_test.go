@@ -192,8 +192,8 @@ type noted struct {
 	notes []string
 }
 
-// Two limits are equal if their names and policies are. A policy by pointer is the same as by value, also if the pointed-to policy
-// changes later.
+// Two limits are equal if their names and policies are. A policy by pointer is the same as by value, also if the
+// pointed-to policy changes later.
 //
 //nolint:testifylint // == is tested
 func TestEqualLimitsAreOfOneNameAndOnePolicy(t *testing.T) {

@@ -40,8 +40,8 @@ func (h *heard) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// TestMaintain promises that Maintain deletes rows of full buckets and ends reservations, at once and then every interval until the
-// context ends.
+// TestMaintain promises that Maintain deletes rows of full buckets and ends reservations, at once and then every
+// interval until the context ends.
 func TestMaintain(t *testing.T) {
 	t.Parallel()
 	perMinute := ratelimit.Define("perMinute", ratelimit.PerMinute(60))

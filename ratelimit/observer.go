@@ -7,9 +7,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 )
 
-// Observer receives events about the calls of a Limiter, for logs, metrics and traces. Observe runs on the goroutine of the
-// call, before the call returns. It must be quick, must not call the Limiter, and may run on many goroutines at once. For
-// panics see [Config.Observer]. ctx has the values of the call's context, and may have ended.
+// Observer receives events about the calls of a Limiter, for logs, metrics and traces. Observe runs on the goroutine of
+// the call, before the call returns. It must be quick, must not call the Limiter, and may run on many goroutines at
+// once. For panics see [Config.Observer]. ctx has the values of the call's context, and may have ended.
 //
 // Events of a transaction of InTx are reported when it has ended. If it rolled back, its refusals, failed calls and
 // lost leases are reported, but not the events that the rollback undid. An attempt that lost a conflict reports a
@@ -67,14 +67,15 @@ type Leased struct {
 	Pending bool
 }
 
-// Failed is a call that returned an error which is not the fault of its caller. The request was neither allowed nor refused.
-// errors.Is(Err, ErrContended) distinguishes contention from a database that does not work.
+// Failed is a call that returned an error which is not the fault of its caller. The request was neither allowed nor
+// refused. errors.Is(Err, ErrContended) distinguishes contention from a database that does not work.
 //
 // It includes calls whose context ended before the answer. For errors.Is(Err, context.Canceled) the caller left, and
 // Elapsed is how long it had waited. If it is long, the database stalls or a row is held. Sleeping for a turn in
 // take.Wait, or for a slot in package waitlist, is no such wait.
 type Failed struct {
-	// Verb is the call in lower case, with underscores between words: "take", "charge_until". It is "transaction" for InTx.
+	// Verb is the call in lower case, with underscores between words: "take", "charge_until". It is "transaction" for
+	// InTx.
 	Verb string
 	// Limit is the name of the first limit of the call. It is empty for a transaction and for a call on a reservation.
 	Limit string
@@ -97,8 +98,8 @@ type Transacted struct {
 	Elapsed time.Duration
 }
 
-// Conflicted is an attempt that conflicted with a concurrent transaction. The call tries again, unless its attempts or its time
-// are used up.
+// Conflicted is an attempt that conflicted with a concurrent transaction. The call tries again, unless its attempts or
+// its time are used up.
 type Conflicted struct {
 	// Verb is as in Failed.
 	Verb string
@@ -130,17 +131,17 @@ type Pruned struct {
 	Elapsed time.Duration
 }
 
-// Mended is a bucket that refused a call because a wrong clock had written a ts in the future. The bucket now counts from the
-// present.
+// Mended is a bucket that refused a call because a wrong clock had written a ts in the future. The bucket now counts
+// from the present.
 type Mended struct {
 	// Limit is the name of the bucket's limit.
 	Limit string
 }
 
-// Redefined is a limit name that a Limiter has used with two policies. They share the buckets of the name, and the latest call
-// decides the capacity. This is usually a mistake: one name for two limits. To give one name several policies, such as plans,
-// use rules in [Config.Policies]. It is reported once for each name, also if the call fails. Without an Observer, it is a
-// warning of slog's default logger.
+// Redefined is a limit name that a Limiter has used with two policies. They share the buckets of the name, and the
+// latest call decides the capacity. This is usually a mistake: one name for two limits. To give one name several
+// policies, such as plans, use rules in [Config.Policies]. It is reported once for each name, also if the call fails.
+// Without an Observer, it is a warning of slog's default logger.
 type Redefined struct {
 	// Limit is the name.
 	Limit string
@@ -148,9 +149,10 @@ type Redefined struct {
 	Before, Policy Policy
 }
 
-// PlanWithoutRule is a request whose plan has no stored rule, although other plans of the limit have one. Usually the program
-// forgot or misspelled [Request.Plan]. The request was decided by the rule without a plan, or else by the definition in the
-// code, and its bucket was cut down to that capacity. Package rules reports each limit and plan once, up to 16 plans of a limit.
+// PlanWithoutRule is a request whose plan has no stored rule, although other plans of the limit have one. Usually the
+// program forgot or misspelled [Request.Plan]. The request was decided by the rule without a plan, or else by the
+// definition in the code, and its bucket was cut down to that capacity. Package rules reports each limit and plan once,
+// up to 16 plans of a limit.
 type PlanWithoutRule struct {
 	// Limit is the name of the limit.
 	Limit string
@@ -158,12 +160,13 @@ type PlanWithoutRule struct {
 	Plan string
 }
 
-// Answered is the answer of a guard in front of a handler to a request, for example of package httplimit. The decisions of its
-// limits are reported as a Decided or a Failed, too.
+// Answered is the answer of a guard in front of a handler to a request, for example of package httplimit. The decisions
+// of its limits are reported as a Decided or a Failed, too.
 type Answered struct {
 	// Route is the program's name for the guarded handler. It can be empty.
 	Route string
-	// Limit is the name of the first limit that refused, or of the first limit of the request. It is empty if none is known.
+	// Limit is the name of the first limit that refused, or of the first limit of the request. It is empty if none is
+	// known.
 	Limit string
 	// Result is "allowed", "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" (no decision, and the request
 	// was rejected), "failed_open" (no decision, and the request was admitted), "cancelled", or "unlimited" (no limit
@@ -185,8 +188,8 @@ type RulesLoaded struct {
 	Rules, Overrides int
 	// Elapsed is the duration of the load.
 	Elapsed time.Duration
-	// Late is the time between the latest change taking effect and this process learning of it. Meanwhile the process used the
-	// previous rules. 0 means in time.
+	// Late is the time between the latest change taking effect and this process learning of it. Meanwhile the process used
+	// the previous rules. 0 means in time.
 	Late time.Duration
 	// Err is why the load failed, or, if Kept is above 0, why some rows could not be read.
 	Err error
@@ -200,8 +203,8 @@ type RulesChecked struct {
 	Version int64
 }
 
-// ShareChanged is a new share of its contract that package adaptive allows a key of a limit. Each process that uses the key
-// reports it when it reads the share, at most an epoch late.
+// ShareChanged is a new share of its contract that package adaptive allows a key of a limit. Each process that uses the
+// key reports it when it reads the share, at most an epoch late.
 type ShareChanged struct {
 	// Limit is the limit's name.
 	Limit string
@@ -230,8 +233,8 @@ func (RulesLoaded) event()     {}
 func (RulesChecked) event()    {}
 func (ShareChanged) event()    {}
 
-// Observers returns an Observer that passes each event to all observers, in this order. Nil observers are left out. It returns
-// nil if none is left.
+// Observers returns an Observer that passes each event to all observers, in this order. Nil observers are left out. It
+// returns nil if none is left.
 func Observers(observers ...Observer) Observer {
 	var told several
 	for _, o := range observers {

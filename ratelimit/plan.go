@@ -54,7 +54,8 @@ type asked struct {
 // arrange checks requests and adds them to the plan for a verb.
 func (p *plan) arrange(ctx context.Context, l *Limiter, verb string, requests []Request) error {
 	if len(requests) == 0 || len(requests) > maxRequests {
-		return fmt.Errorf("%w: the call asks for %d limits; it takes from 1 to %d", ErrInvalidRequest, len(requests), maxRequests)
+		return fmt.Errorf("%w: the call asks for %d limits; it takes from 1 to %d", ErrInvalidRequest, len(requests),
+			maxRequests)
 	}
 	p.reserves = verb == verbReserve
 	p.makeRoom(len(requests))
@@ -202,15 +203,20 @@ func (p *plan) add(r *Request, s subject, d *definition, key string) (asked, err
 		switch {
 		case same.Terms == terms, p.of[i].isRuledAs(&s):
 		case p.of[i].plan != s.plan:
-			return asked{}, fmt.Errorf("%w: the call asks for one bucket of %q on the plans %.40q and %.40q; say which one its key is on",
+			return asked{}, fmt.Errorf("%w: the call asks for one bucket of %q on the plans %.40q and %.40q; say which one "+
+				"its key is on",
 				ErrInvalidRequest, k.Name, p.of[i].plan, s.plan)
 		default:
-			return asked{}, fmt.Errorf("%w: the call asks for one bucket of %q under two policies; give the name one policy", ErrInvalidRequest, k.Name)
+			return asked{}, fmt.Errorf("%w: the call asks for one bucket of %q under two policies; give the name one policy",
+				ErrInvalidRequest, k.Name)
 		}
 		same.Cost += r.cost
 		return asked{ask: i, cost: r.cost, key: key}, nil
 	}
-	p.asks, p.of = append(p.asks, bucket.Ask{Key: k, Terms: terms, Policy: s.limit, Cost: r.cost, Unenforced: s.mode == Shadow}), append(p.of, s)
+	p.asks, p.of = append(p.asks, bucket.Ask{
+		Key: k, Terms: terms, Policy: s.limit, Cost: r.cost,
+		Unenforced: s.mode == Shadow,
+	}), append(p.of, s)
 	return asked{ask: len(p.asks) - 1, cost: r.cost, key: key}, nil
 }
 
@@ -280,7 +286,8 @@ func checkCost(d *definition, cost, most float64) error {
 	case !(cost >= 0) || math.IsInf(cost, 1):
 		return fmt.Errorf("%w: %v of %q; a cost is a number from 0 up", ErrInvalidCost, cost, d.name)
 	case cost > 0 && cost < max(d.capacity()*bucket.MinCostShare, bucket.MinTokens):
-		return fmt.Errorf("%w: %v of %q is too small beside its capacity of %v; use a larger unit of cost or a smaller capacity",
+		return fmt.Errorf("%w: %v of %q is too small beside its capacity of %v; use a larger unit of cost or a smaller "+
+			"capacity",
 			ErrInvalidCost, cost, d.name, d.capacity())
 	case cost > most:
 		return &CapacityError{Limit: d.name, Cost: cost, Most: most}
@@ -296,21 +303,25 @@ func storedKey(secret []byte, r *Request) (string, error) {
 	hashed := len(secret) > 0 && !r.stored
 	switch {
 	case r.plan != "" && !isText(r.plan):
-		return "", fmt.Errorf("%w: the plan of %q is %.40q; a plan has up to %d bytes of UTF-8 without NUL", ErrInvalidRequest, r.limit.Name(), r.plan, maxPlanBytes)
+		return "", fmt.Errorf("%w: the plan of %q is %.40q; a plan has up to %d bytes of UTF-8 without NUL",
+			ErrInvalidRequest, r.limit.Name(), r.plan, maxPlanBytes)
 	case r.global || r.limit == Limit{}: // checkCost reports a zero Limit
 		return "", nil
 	case r.key == "" && r.stored: // the stored key of Global
 		return "", nil
 	case r.stored && !isText(r.key):
-		return invalid(fmt.Sprintf("nothing is stored under it; a stored key has up to %d bytes of UTF-8 without NUL, as Limiter.StoredKey returns it", maxKeyBytes))
+		return invalid(fmt.Sprintf("nothing is stored under it; a stored key has up to %d bytes of UTF-8 without NUL, as "+
+			"Limiter.StoredKey returns it", maxKeyBytes))
 	case r.key == "":
-		return invalid("it is empty (an ID of 0, a nil UUID and a Join with an empty part also give an empty key); name who is being limited, or use Global for the bucket everybody shares")
+		return invalid("it is empty (an ID of 0, a nil UUID and a Join with an empty part also give an empty key); name " +
+			"who is being limited, or use Global for the bucket everybody shares")
 	case hashed && len(r.key) > maxHashedKeyBytes:
 		return invalid(fmt.Sprintf("it has %d bytes; at most %d can be hashed", len(r.key), maxHashedKeyBytes))
 	case hashed:
 		return hashKey(secret, r.limit.Name(), r.key), nil
 	case len(r.key) > maxKeyBytes:
-		return invalid(fmt.Sprintf("it has %d bytes and at most %d fit; shorten it, or set Config.HashKey", len(r.key), maxKeyBytes))
+		return invalid(fmt.Sprintf("it has %d bytes and at most %d fit; shorten it, or set Config.HashKey", len(r.key),
+			maxKeyBytes))
 	case !utf8.ValidString(r.key):
 		return invalid("it is not valid UTF-8; encode it, or set Config.HashKey")
 	case strings.IndexByte(r.key, 0) >= 0:
@@ -324,8 +335,8 @@ func isText(s string) bool {
 	return len(s) <= maxKeyBytes && utf8.ValidString(s) && strings.IndexByte(s, 0) < 0
 }
 
-// hashKey returns the HMAC-SHA-256 of the limit's name and the key, as 43 characters of base64url. With the name in it, one key
-// differs under two limits.
+// hashKey returns the HMAC-SHA-256 of the limit's name and the key, as 43 characters of base64url. With the name in it,
+// one key differs under two limits.
 func hashKey(secret []byte, name, key string) string {
 	mac := hmac.New(sha256.New, secret)
 	mac.Write([]byte(name))
@@ -334,7 +345,8 @@ func hashKey(secret []byte, name, key string) string {
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
-// termsFor returns the terms of the bucket of key. If the policy does not set the start of windows, the name and the key do.
+// termsFor returns the terms of the bucket of key. If the policy does not set the start of windows, the name and the
+// key do.
 func (l Limit) termsFor(key string) bucket.Terms { return termsFor(l.terms(), l.Name(), key) }
 
 // termsFor returns the terms of the bucket of key, for a limit called name with the terms t.

@@ -30,9 +30,9 @@ func MarshalPolicy(policy Policy) ([]byte, error) {
 	return json.Marshal(policy.text())
 }
 
-// UnmarshalPolicy parses a JSON object that MarshalPolicy wrote, or a person. The kind defaults to "token bucket". It returns
-// an error for a field that the kind does not have and for a field that occurs twice. Errors wrap ErrInvalidLimit, and say
-// what to write instead.
+// UnmarshalPolicy parses a JSON object that MarshalPolicy wrote, or a person. The kind defaults to "token bucket". It
+// returns an error for a field that the kind does not have and for a field that occurs twice. Errors wrap
+// ErrInvalidLimit, and say what to write instead.
 func UnmarshalPolicy(data []byte) (Policy, error) {
 	policy, err := unmarshalPolicy(data)
 	if err == nil {

@@ -99,8 +99,8 @@ func TestPoliciesAreWrittenAndRead(t *testing.T) {
 	require.Equal(t, ratelimit.PerMinute(10), read)
 }
 
-// FuzzPolicyText promises a round trip: MarshalPolicy writes each policy that UnmarshalPolicy accepts. Reading that text gives a
-// policy with the same decisions and the same text.
+// FuzzPolicyText promises a round trip: MarshalPolicy writes each policy that UnmarshalPolicy accepts. Reading that
+// text gives a policy with the same decisions and the same text.
 func FuzzPolicyText(f *testing.F) {
 	for _, w := range writtenPolicies() {
 		f.Add([]byte(w.json))
@@ -123,7 +123,8 @@ func FuzzPolicyText(f *testing.F) {
 	})
 }
 
-// TestErrorsOfPoliciesNameTheFieldAndAValidValue promises that nothing is passed over, and that an error of a field names it.
+// TestErrorsOfPoliciesNameTheFieldAndAValidValue promises that nothing is passed over, and that an error of a field
+// names it.
 func TestErrorsOfPoliciesNameTheFieldAndAValidValue(t *testing.T) {
 	t.Parallel()
 	for text, want := range map[string]struct{ field, problem string }{

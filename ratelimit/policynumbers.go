@@ -16,8 +16,8 @@ type Numbers struct {
 	// Rate is the number of tokens that are added each Period. For a [SlidingWindow], it is the most in any Period. For a
 	// [Concurrency], it is the number of slots.
 	Rate float64
-	// Period is the time in which Rate tokens are added: the length of a window, or of a lease. A month is 30 days, a quarter
-	// 91 and a year 365.
+	// Period is the time in which Rate tokens are added: the length of a window, or of a lease. A month is 30 days, a
+	// quarter 91 and a year 365.
 	Period time.Duration
 	// Resets is the length of a window of a [CalendarWindow]. It is empty for other kinds.
 	Resets Calendar
@@ -73,7 +73,8 @@ func Scale(policy Policy, times float64) Policy {
 	return scaled
 }
 
-// scaleTokens multiplies the numbers above 0 by the same factor: times, or the nearest factor that keeps all of them in range.
+// scaleTokens multiplies the numbers above 0 by the same factor: times, or the nearest factor that keeps all of them in
+// range.
 func scaleTokens(times float64, tokens ...*float64) {
 	for _, t := range tokens {
 		if *t > 0 {

@@ -35,8 +35,8 @@ func recallOne(ctx context.Context, l *Limiter, r *Request) (d Decision, refused
 	return d, true
 }
 
-// recall refuses a Take with a refusal in the refusal cache. It returns the states of the buckets, or nil if it knows none, and the
-// time of the decision. It neither waits nor sends anything.
+// recall refuses a Take with a refusal in the refusal cache. It returns the states of the buckets, or nil if it knows
+// none, and the time of the decision. It neither waits nor sends anything.
 func recall(l *Limiter, asks []bucket.Ask, of []subject) (states []State, at int64) {
 	if l.batcher.IsClosed() {
 		return nil, 0

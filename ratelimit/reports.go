@@ -28,8 +28,8 @@ type Refusal struct {
 	Shadow bool
 	// Cached reports whether the decision came from the refusal cache.
 	Cached bool
-	// Pending reports whether the decision was made in a transaction that you began. You may run it again without the Limiter
-	// knowing.
+	// Pending reports whether the decision was made in a transaction that you began. You may run it again without the
+	// Limiter knowing.
 	Pending bool
 }
 
@@ -47,8 +47,8 @@ type Allowance struct {
 
 type routeKey struct{}
 
-// WithRoute marks calls with the returned context as made for a route, such as "POST /chat". [Config.Refused] receives the
-// route. Guards of this module set it themselves. With an empty route it returns ctx.
+// WithRoute marks calls with the returned context as made for a route, such as "POST /chat". [Config.Refused] receives
+// the route. Guards of this module set it themselves. With an empty route it returns ctx.
 func WithRoute(ctx context.Context, route string) context.Context {
 	if route == "" {
 		return ctx
@@ -91,8 +91,8 @@ type reports struct {
 	after    *afterCommit // of that transaction; nil if the Limiter does not learn whether it commits
 }
 
-// invalidate removes refusals of changed buckets from the refusal cache: after the commit, or at once if the Limiter does not
-// learn of it.
+// invalidate removes refusals of changed buckets from the refusal cache: after the commit, or at once if the Limiter
+// does not learn of it.
 func (r *reports) invalidate(asks []bucket.Ask) {
 	switch {
 	case r.cache == nil:
@@ -119,19 +119,20 @@ func (r *reports) tell(ctx context.Context, event Event) {
 	}
 }
 
-// redefined reports to the Observer, or otherwise to slog, that one name has two policies. It does not wait for the end of a
-// transaction.
+// redefined reports to the Observer, or otherwise to slog, that one name has two policies. It does not wait for the end
+// of a transaction.
 func (r *reports) redefined(ctx context.Context, before, limit Limit) {
 	if r.observer == nil {
-		slog.WarnContext(ctx, "ratelimit: one name, two policies; give each limit its own name", slog.String("limit", limit.Name()),
+		slog.WarnContext(ctx, "ratelimit: one name, two policies; give each limit its own name",
+			slog.String("limit", limit.Name()),
 			slog.String("before", before.Policy().String()), slog.String("policy", limit.Policy().String()))
 		return
 	}
 	r.observer.Observe(ctx, Redefined{Limit: limit.Name(), Before: before.Policy(), Policy: limit.Policy()})
 }
 
-// isUndone reports whether a rollback makes an event untrue. Refusals, failures and lost leases changed nothing, so they stay
-// true.
+// isUndone reports whether a rollback makes an event untrue. Refusals, failures and lost leases changed nothing, so
+// they stay true.
 func isUndone(event Event) bool {
 	switch e := event.(type) {
 	case Decided:
@@ -264,8 +265,8 @@ func (r *reports) refusals(ctx context.Context, c *call, d *Decision) {
 	}
 }
 
-// refusal reports one refusal to Config.Refused, with the fields of the state. In InTx it waits until the transaction has
-// ended, because the attempt may run again.
+// refusal reports one refusal to Config.Refused, with the fields of the state. In InTx it waits until the transaction
+// has ended, because the attempt may run again.
 func (r *reports) refusal(ctx context.Context, s *State, told Refusal) {
 	told.Limit, told.Rule = s.Limit.Name(), s.Rule
 	told.Route, _ = ctx.Value(routeKey{}).(string)

@@ -27,7 +27,8 @@ func (l *Limiter) MarshalRequests(requests ...Request) ([]byte, error) {
 	for i := range requests {
 		r := &requests[i]
 		if r.limit.isZero() {
-			return nil, during("marshal", fmt.Errorf("%w: request %d has the zero Limit; make limits with Define or NewLimit", ErrInvalidLimit, i+1))
+			return nil, during("marshal", fmt.Errorf("%w: request %d has the zero Limit; make limits with Define or NewLimit",
+				ErrInvalidLimit, i+1))
 		}
 		key, err := storedKey(l.config.HashKey, r)
 		if err != nil {
@@ -48,7 +49,8 @@ func (l *Limiter) MarshalRequests(requests ...Request) ([]byte, error) {
 func (l *Limiter) UnmarshalRequests(data []byte) ([]Request, error) {
 	var texts []requestText
 	if err := json.Unmarshal(data, &texts); err != nil {
-		return nil, during("unmarshal", fmt.Errorf("%w: %.80q is not what MarshalRequests returns: %w", ErrInvalidRequest, data, err))
+		return nil, during("unmarshal", fmt.Errorf("%w: %.80q is not what MarshalRequests returns: %w", ErrInvalidRequest,
+			data, err))
 	}
 	requests := make([]Request, len(texts))
 	for i, t := range texts {

@@ -26,17 +26,17 @@ const (
 
 // Reservation is the answer to Reserve: tokens that are taken now for work that runs later.
 type Reservation struct {
-	// Decision says whether the tokens were reserved. If not, the bucket would owe too much, and RetryAfter is the time until the same
-	// call would be accepted.
+	// Decision says whether the tokens were reserved. If not, the bucket would owe too much, and RetryAfter is the time
+	// until the same call would be accepted.
 	Decision
 	// ID identifies the reservation to Start, Settle and other calls: a random UUID. It is empty if the reservation was
 	// refused.
 	ID string
-	// ReadyAt is the instant, on the database's clock, from which the work may run: the latest instant of all limits. It is At
-	// if the tokens were available, and the zero time if the reservation was refused.
+	// ReadyAt is the instant, on the database's clock, from which the work may run: the latest instant of all limits. It
+	// is At if the tokens were available, and the zero time if the reservation was refused.
 	ReadyAt time.Time
-	// StaleAt is the instant from which work that was not started has lost its turn; see [Limiter.Start]. It is the zero time
-	// if Config.StaleAfter is 0.
+	// StaleAt is the instant from which work that was not started has lost its turn; see [Limiter.Start]. It is the zero
+	// time if Config.StaleAfter is 0.
 	StaleAt time.Time
 }
 
@@ -45,19 +45,19 @@ func (r Reservation) Delay() time.Duration {
 	return max(0, r.ReadyAt.Sub(r.At))
 }
 
-// Reserve takes the cost of the requests, even if the tokens are not available yet, and returns when the work may run. The bucket
-// owes the missing tokens: its value falls below zero, by at most the policy's MaxReserved. Later requests wait until the owed
-// tokens are repaid. So work is served in the order of reservations, and small requests cannot starve a large one. Reserve takes
-// from all limits or from none.
+// Reserve takes the cost of the requests, even if the tokens are not available yet, and returns when the work may run.
+// The bucket owes the missing tokens: its value falls below zero, by at most the policy's MaxReserved. Later requests
+// wait until the owed tokens are repaid. So work is served in the order of reservations, and small requests cannot
+// starve a large one. Reserve takes from all limits or from none.
 //
-// Run the work at ReadyAt and not before, because otherwise the limit only allows a larger burst. Afterwards call Settle with
-// the actual cost, or Cancel. Otherwise Expire ends the reservation, Config.ExpireAfter after ReadyAt. In a transaction, a
-// rollback undoes the reservation. ReadyAt does not change if others reserve, settle or cancel later, or if the policy changes.
-// If the database's clock steps back, the work is ready later by as much.
+// Run the work at ReadyAt and not before, because otherwise the limit only allows a larger burst. Afterwards call
+// Settle with the actual cost, or Cancel. Otherwise Expire ends the reservation, Config.ExpireAfter after ReadyAt. In a
+// transaction, a rollback undoes the reservation. ReadyAt does not change if others reserve, settle or cancel later, or
+// if the policy changes. If the database's clock steps back, the work is ready later by as much.
 //
-// Errors are the errors of Take, and ErrNoReservations. Outside a transaction, a Reserve that returns the error of its context
-// or of Config.Timeout has reserved nothing. If the decision was made before, it is committed and returned. Only after
-// ErrCommitUnknown is it unknown whether a reservation was made.
+// Errors are the errors of Take, and ErrNoReservations. Outside a transaction, a Reserve that returns the error of its
+// context or of Config.Timeout has reserved nothing. If the decision was made before, it is committed and returned.
+// Only after ErrCommitUnknown is it unknown whether a reservation was made.
 func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation, error) {
 	c, err := l.begin(ctx, verbReserve, requests)
 	if err != nil {
@@ -79,9 +79,9 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	return r, nil
 }
 
-// CheckReserve returns the answer that Reserve would return, and takes nothing: ReadyAt and StaleAt, or RetryAfter after a
-// refusal. ID is empty, and the States describe the buckets as they are now. Use it to show the length of the queue, or to
-// choose between several limits. Another call can reserve before you do.
+// CheckReserve returns the answer that Reserve would return, and takes nothing: ReadyAt and StaleAt, or RetryAfter
+// after a refusal. ID is empty, and the States describe the buckets as they are now. Use it to show the length of the
+// queue, or to choose between several limits. Another call can reserve before you do.
 //
 // It reads as Check does, also in a transaction. Errors are the errors of Reserve.
 func (l *Limiter) CheckReserve(ctx context.Context, requests ...Request) (Reservation, error) {
@@ -116,9 +116,11 @@ func optionalTime(us *int64) time.Time {
 
 var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// withReservation runs fn on the reservation id. If l is bound to the caller's transaction, the reservation is locked there, after a
-// savepoint. Otherwise fn may run again: see withoutTx.
-func withReservation(ctx context.Context, l *Limiter, verb, id string, fn func(context.Context, *reserved.Life, *reserved.Reservation) error) error {
+// withReservation runs fn on the reservation id. If l is bound to the caller's transaction, the reservation is locked
+// there, after a savepoint. Otherwise fn may run again: see withoutTx.
+func withReservation(ctx context.Context, l *Limiter, verb, id string,
+	fn func(context.Context, *reserved.Life, *reserved.Reservation) error,
+) error {
 	if err := l.readyFor(ctx, verb, id); err != nil {
 		return err
 	}
@@ -134,7 +136,8 @@ func (l *Limiter) readyFor(ctx context.Context, verb, id string) error {
 		return err
 	}
 	if !validID.MatchString(id) {
-		return during(verb, fmt.Errorf("%w: %.80q is not the ID of a Reservation; pass the one that Reserve returned, and that of a Lease to Release", ErrNotReserved, id))
+		return during(verb, fmt.Errorf("%w: %.80q is not the ID of a Reservation; pass the one that Reserve returned, and "+
+			"that of a Lease to Release", ErrNotReserved, id))
 	}
 	return nil
 }
@@ -172,9 +175,11 @@ func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 // mostChanges bounds how often a reservation is read again because another call was quicker to change it.
 const mostChanges = 16
 
-// withoutTx runs fn on l: it reads a reservation, and changes it by a statement, unless another call has changed it meanwhile. If that isn't
-// enough, it is retryTx.
-func withoutTx(ctx context.Context, l *Limiter, verb string, keyed bool, fn func(ctx context.Context, l *Limiter) error) error {
+// withoutTx runs fn on l: it reads a reservation, and changes it by a statement, unless another call has changed it
+// meanwhile. If that isn't enough, it is retryTx.
+func withoutTx(ctx context.Context, l *Limiter, verb string, keyed bool,
+	fn func(ctx context.Context, l *Limiter) error,
+) error {
 	ctx, cancel := l.config.bounded(ctx)
 	defer cancel()
 	if err := l.pass(ctx, verb, keyed, !keyed); err != nil {
@@ -210,14 +215,17 @@ func failedOn(ctx context.Context, l *Limiter, verb, id string, err error, began
 
 // lifeIn returns the operations on reservations in the transaction of tx.
 func lifeIn(tx *Limiter) *reserved.Life {
-	return &reserved.Life{Session: &tx.session, Owner: reserving{tx}, ExpireAfter: tx.config.ExpireAfter, StaleAfter: tx.config.StaleAfter, ErrTooMuch: ErrCostExceedsCapacity}
+	return &reserved.Life{
+		Session: &tx.session, Owner: reserving{tx}, ExpireAfter: tx.config.ExpireAfter,
+		StaleAfter: tx.config.StaleAfter, ErrTooMuch: ErrCostExceedsCapacity,
+	}
 }
 
 // reserving adapts a Limiter to package reserved.
 type reserving struct{ *Limiter }
 
-// Resolve sets the current terms of the limits of r, and the latest end of their pauses. Limits without a rule, which this
-// Limiter has not used, keep the terms of the reservation.
+// Resolve sets the current terms of the limits of r, and the latest end of their pauses. Limits without a rule, which
+// this Limiter has not used, keep the terms of the reservation.
 func (l reserving) Resolve(ctx context.Context, verb string, r *reserved.Reservation) {
 	r.PausedUntil = 0
 	for i := range r.Buckets {

@@ -28,13 +28,14 @@ type subject struct {
 	tokens   float64 // of all of them, once they have answered
 }
 
-// StoredKey returns the stored form of the key of a request: an HMAC if Config.HashKey is set, and "" for [Limit.Global].
-// Overrides and pauses of a key use this form. It returns the errors that a call returns for an invalid key.
+// StoredKey returns the stored form of the key of a request: an HMAC if Config.HashKey is set, and "" for
+// [Limit.Global]. Overrides and pauses of a key use this form. It returns the errors that a call returns for an invalid
+// key.
 func (l *Limiter) StoredKey(r Request) (string, error) { return storedKey(l.config.HashKey, &r) }
 
-// Resolve returns the limit of the request with its current policy, to show it, or to check a cost against its capacity. It
-// asks Config.Policies, but not the database: it estimates its clock. For an invalid key it returns the limit of the
-// request.
+// Resolve returns the limit of the request with its current policy, to show it, or to check a cost against its
+// capacity. It asks Config.Policies, but not the database: it estimates its clock. For an invalid key it returns the
+// limit of the request.
 func (l *Limiter) Resolve(r Request) Limit {
 	if _, err := l.StoredKey(r); err != nil {
 		return r.limit
@@ -42,8 +43,8 @@ func (l *Limiter) Resolve(r Request) Limit {
 	return resolve(l, &r).limit
 }
 
-// Mode returns the mode in which the request is decided, as Resolve returns its limit. It is On while the limit is paused. For an
-// invalid key it is the mode of keys without an override.
+// Mode returns the mode in which the request is decided, as Resolve returns its limit. It is On while the limit is
+// paused. For an invalid key it is the mode of keys without an override.
 func (l *Limiter) Mode(r Request) Mode { return resolve(l, &r).mode }
 
 // resolve returns the subject of a request by the clock of this process. Its mode is On while it is paused.
@@ -60,8 +61,8 @@ func resolve(l *Limiter, r *Request) subject {
 // HasPolicies reports whether Config.Policies is set, so that a rule can replace a definition in the code.
 func (l *Limiter) HasPolicies() bool { return l != nil && l.config.Policies != nil }
 
-// subjectOf returns the subject of a request, and the definition of its limit. It sets now to an estimate of the database's
-// clock if the rule needs it.
+// subjectOf returns the subject of a request, and the definition of its limit. It sets now to an estimate of the
+// database's clock if the rule needs it.
 func subjectOf(ctx context.Context, l *Limiter, verb string, r *Request, key string, now *int64) (subject, definition) {
 	if r.limit == (Limit{}) {
 		return subject{pausedUntil: bucket.MinInstant}, definition{}
@@ -79,7 +80,10 @@ func subjectOf(ctx context.Context, l *Limiter, verb string, r *Request, key str
 	}
 	e := rule.holding(*now)
 	d = e.limit.definition()
-	return subject{limit: e.limit, rule: rule, plan: r.plan, mode: e.mode, pausedUntil: rule.pausedUntil, shards: d.shards}, d
+	return subject{
+		limit: e.limit, rule: rule, plan: r.plan, mode: e.mode, pausedUntil: rule.pausedUntil,
+		shards: d.shards,
+	}, d
 }
 
 // ruleFor returns the rule of Config.Policies, or nil. It reports a source that fails to the Observer.
@@ -103,7 +107,8 @@ func ruleFor(ctx context.Context, l *Limiter, verb string, limit Limit, plan, ke
 
 // badSource reports to the Observer that Config.Policies failed, so that the definition in the code decides.
 func badSource(ctx context.Context, l *Limiter, verb string, limit Limit, err error) {
-	l.reports.failed(ctx, Failed{Verb: verb, Limit: limit.Name(), Err: fmt.Errorf("ratelimit: Config.Policies, asked for %q: %w", limit.Name(), err)}, l.reports.began())
+	l.reports.failed(ctx, Failed{Verb: verb, Limit: limit.Name(), Err: fmt.Errorf("ratelimit: Config.Policies, asked "+
+		"for %q: %w", limit.Name(), err)}, l.reports.began())
 }
 
 // estimate returns an estimate of the database's clock in microseconds since 1970: AsOf, or this process's clock, as
@@ -133,7 +138,8 @@ func (r *Ruling) holding(now int64) *era {
 	return &r.eras[i]
 }
 
-// isRuledAs reports whether another request for the same bucket is under the same rule, or under an older version of it.
+// isRuledAs reports whether another request for the same bucket is under the same rule, or under an older version of
+// it.
 func (s *subject) isRuledAs(o *subject) bool {
 	return s.rule != nil && o.rule != nil && s.plan == o.plan
 }
@@ -154,8 +160,9 @@ const (
 	maxPolicies = 16     // the maximum number of policies of a name
 )
 
-// policies remembers the policies that a Limiter used with each name. So a call that names a limit only by its name, such as a
-// call on a reservation, is decided under the current policy. Noting the same policy again costs a map lookup and a comparison.
+// policies remembers the policies that a Limiter used with each name. So a call that names a limit only by its name,
+// such as a call on a reservation, is decided under the current policy. Noting the same policy again costs a map lookup
+// and a comparison.
 type policies struct {
 	names sync.Map // *usage by name
 	count atomic.Int64

@@ -33,9 +33,9 @@ func whenAgain(err error) again {
 	return never
 }
 
-// retry runs attempt again after it failed with err, until it returns never, the attempts are used up, or ctx ends. The pause
-// before the n-th retry is random, from 0 to min(retryCap, retryBase * 2^(n-1)), not counting retries at once. This is full
-// jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/.
+// retry runs attempt again after it failed with err, until it returns never, the attempts are used up, or ctx ends. The
+// pause before the n-th retry is random, from 0 to min(retryCap, retryBase * 2^(n-1)), not counting retries at once.
+// This is full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/.
 func retry(ctx context.Context, l *Limiter, verb string, when again, err error, attempt func() (again, error)) error {
 	ceiling := retryBase
 	for n := 1; when != never; n++ {
@@ -73,9 +73,9 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Spread returns a random duration from 0 up to, but not including, span. It returns 0 if span is not above 0. Add it to a
-// RetryAfter or ReadyAt that many callers share, so that they do not all return at once. Do not subtract it: a caller that
-// returns early is refused.
+// Spread returns a random duration from 0 up to, but not including, span. It returns 0 if span is not above 0. Add it
+// to a RetryAfter or ReadyAt that many callers share, so that they do not all return at once. Do not subtract it: a
+// caller that returns early is refused.
 func Spread(span time.Duration) time.Duration {
 	if span <= 0 {
 		return 0
@@ -83,14 +83,14 @@ func Spread(span time.Duration) time.Duration {
 	return rand.N(span)
 }
 
-// SpreadFor is a Spread that is partly fixed: identity determines share of the span, from 0 to 1, and chance the rest. So each
-// client returns in the same place among the others at every call and from every process, and different clients in different
-// places.
+// SpreadFor is a Spread that is partly fixed: identity determines share of the span, from 0 to 1, and chance the rest.
+// So each client returns in the same place among the others at every call and from every process, and different clients
+// in different places.
 //
 //	offset = span * (share * place(identity) + (1 - share) * chance)        place, chance in [0, 1)
 //
-// A share of 1 leaves nothing to chance, and a share of 0 everything. A share above 1 counts as 1. A share below 0, or not a
-// number, counts as 0.
+// A share of 1 leaves nothing to chance, and a share of 0 everything. A share above 1 counts as 1. A share below 0, or
+// not a number, counts as 0.
 func SpreadFor(identity string, span time.Duration, share float64) time.Duration {
 	if span <= 0 {
 		return 0

@@ -12,22 +12,23 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Policies supplies policies that are not in the code. For example, package rules reads them from tables. A Limiter asks it
-// once for each request, before it checks the cost. It must answer from memory, within nanoseconds, and on any goroutine.
+// Policies supplies policies that are not in the code. For example, package rules reads them from tables. A Limiter
+// asks it once for each request, before it checks the cost. It must answer from memory, within nanoseconds, and on any
+// goroutine.
 //
-// If Policies panics, or returns a ruling of another limit, the definition in the code decides, and the Observer receives a
-// [Failed].
+// If Policies panics, or returns a ruling of another limit, the definition in the code decides, and the Observer
+// receives a [Failed].
 //
 // If Policies also has the method Ahead() time.Duration, Limiters call it to correct their estimate of the database's
 // clock: it returns how far that clock is ahead of this process's.
 type Policies interface {
-	// RulingFor returns the ruling for a bucket, or nil if the definition in the code decides. limit is the limit of the request,
-	// plan the plan of [Request.Plan], and key the stored form of the key: "" for [Limit.Global], and an HMAC if Config.HashKey
-	// is set. See [Limiter.StoredKey].
+	// RulingFor returns the ruling for a bucket, or nil if the definition in the code decides. limit is the limit of the
+	// request, plan the plan of [Request.Plan], and key the stored form of the key: "" for [Limit.Global], and an HMAC if
+	// Config.HashKey is set. See [Limiter.StoredKey].
 	RulingFor(limit Limit, plan, key string) *Ruling
 
-	// RulingsOf returns rulings for Prune that bound all rulings that RulingFor can return for the name. These are the ruling with the
-	// largest capacity, the slowest to fill, and all rulings whose changes scale owed tokens.
+	// RulingsOf returns rulings for Prune that bound all rulings that RulingFor can return for the name. These are the
+	// ruling with the largest capacity, the slowest to fill, and all rulings whose changes scale owed tokens.
 	RulingsOf(name string) []*Ruling
 }
 
@@ -35,8 +36,8 @@ type Policies interface {
 //
 //	ratelimit.New(pool, ratelimit.Config{Policies: ratelimit.ShadowLimits(Everybody, PerAddress)})
 //
-// It is for limits that only the code defines. A rule of package rules has a mode of its own. ShadowLimits panics if a limit is
-// the zero Limit.
+// It is for limits that only the code defines. A rule of package rules has a mode of its own. ShadowLimits panics if a
+// limit is the zero Limit.
 func ShadowLimits(limits ...Limit) Policies {
 	all := make(shadowLimits, len(limits))
 	for _, limit := range limits {
@@ -62,15 +63,16 @@ type Mode string
 const (
 	// On enforces the limit. The empty Mode means On.
 	On Mode = "on"
-	// Shadow tries a limit: it takes tokens as usual, but if it has too few, the request goes on and takes nothing from it.
+	// Shadow tries a limit: it takes tokens as usual, but if it has too few, the request goes on and takes nothing from
+	// it.
 	Shadow Mode = "shadow"
 	// Off disables a limit: its requests are allowed and take nothing.
 	Off Mode = "off"
 )
 
-// OnChange says how the tokens of a bucket change when a new policy of the same kind takes effect. Tokens up to that instant are
-// counted under the old policy, up to its capacity. A bucket that is full then stays full under every OnChange, as an unused bucket
-// is full. A policy of another kind needs ResetTokens.
+// OnChange says how the tokens of a bucket change when a new policy of the same kind takes effect. Tokens up to that
+// instant are counted under the old policy, up to its capacity. A bucket that is full then stays full under every
+// OnChange, as an unused bucket is full. A policy of another kind needs ResetTokens.
 //
 // The empty OnChange means CarryUsage if the new policy is a window, and KeepTokens if it is a token bucket.
 type OnChange string
@@ -92,15 +94,15 @@ const (
 
 // Era is a policy and the instant from which it is in effect, until the next era.
 type Era struct {
-	// From is the instant, on the database's clock. In the first era of a ruling it is ignored: that era is in effect until the
-	// second one.
+	// From is the instant, on the database's clock. In the first era of a ruling it is ignored: that era is in effect
+	// until the second one.
 	From time.Time
 	// Policy is the policy. Defaults to nil: the definition in the code.
 	Policy Policy
 	// Mode defaults to On.
 	Mode Mode
-	// Name is a name for the policy. Decisions report it as State.Rule. Defaults to RulingConfig.Name. If neither Policy nor Mode
-	// is set, the definition in the code decides, and it defaults to "".
+	// Name is a name for the policy. Decisions report it as State.Rule. Defaults to RulingConfig.Name. If neither Policy
+	// nor Mode is set, the definition in the code decides, and it defaults to "".
 	Name string
 	// Unit is the unit of a token, such as "requests" or "tokens". Decisions report it as State.Unit.
 	Unit string
@@ -115,14 +117,15 @@ type RulingConfig struct {
 	Name string
 	// Eras are the policies of the ruling, sorted by From. Defaults to one era with the definition in the code.
 	Eras []Era
-	// PausedUntil is the end of a pause, on the database's clock. Until then Take and Check refuse, and reserved work is not
-	// ready. Tokens are added meanwhile, and Reset does not end the pause. The zero time means no pause.
+	// PausedUntil is the end of a pause, on the database's clock. Until then Take and Check refuse, and reserved work is
+	// not ready. Tokens are added meanwhile, and Reset does not end the pause. The zero time means no pause.
 	PausedUntil time.Time
 	// PauseReason is the reason that decisions report as State.PauseReason.
 	PauseReason string
 }
 
-// Ruling is the checked policies of a bucket, as a [Limiter] applies them. It does not change: to change a policy, make a new Ruling.
+// Ruling is the checked policies of a bucket, as a [Limiter] applies them. It does not change: to change a policy, make
+// a new Ruling.
 type Ruling struct {
 	config      RulingConfig
 	limit       string
@@ -187,7 +190,8 @@ func checkChange(from, to Limit, change bucket.Change) error {
 	case was != is && change != bucket.Reset:
 		return fmt.Errorf("it changes the kind from %s to %s; set OnChange to reset, which fills the bucket, or keep the kind", was, is)
 	case before.shards != after.shards && change != bucket.Reset:
-		return fmt.Errorf("it changes Shards from %d to %d; keep Shards as it is, or set OnChange to reset, which fills the bucket", before.shards, after.shards)
+		return fmt.Errorf("it changes Shards from %d to %d; keep Shards as it is, or set OnChange to reset, which fills "+
+			"the bucket", before.shards, after.shards)
 	}
 	return nil
 }
@@ -209,7 +213,8 @@ func (e Era) check(limit Limit) (era, bucket.Change, error) {
 		}
 	}
 	changes := map[OnChange]bucket.Change{
-		CarryUsage: bucket.Carry, KeepTokens: bucket.Keep, ScaleTokens: bucket.Scale, AddTokens: bucket.Add, ResetTokens: bucket.Reset,
+		CarryUsage: bucket.Carry, KeepTokens: bucket.Keep, ScaleTokens: bucket.Scale, AddTokens: bucket.Add,
+		ResetTokens: bucket.Reset,
 	}
 	change, known := changes[cmp.Or(e.OnChange, usualChange(of.limit))]
 	if !known {
@@ -227,8 +232,9 @@ func usualChange(limit Limit) OnChange {
 	return CarryUsage
 }
 
-// link stores all eras of the ruling in the terms of each era. They are terms of as many rows as that era has: a process whose clock
-// differs asks these rows in another era, too, and together they have to give what one bucket gives.
+// link stores all eras of the ruling in the terms of each era. They are terms of as many rows as that era has: a
+// process whose clock differs asks these rows in another era, too, and together they have to give what one bucket
+// gives.
 func (r *Ruling) link(changes []bucket.Change) {
 	if len(r.eras) == 1 {
 		return
@@ -267,8 +273,8 @@ func (r *Ruling) Name() string { return r.config.Name }
 // longestWait is the RetryAfter of a cost that can never be given.
 const longestWait = time.Duration(bucket.Horizon) * time.Microsecond
 
-// pause answers all requests of a call from memory if one of them is paused and the call decides, or reserves and may not
-// wait so long. It sets the instant before which a reservation is not ready.
+// pause answers all requests of a call from memory if one of them is paused and the call decides, or reserves and may
+// not wait so long. It sets the instant before which a reservation is not ready.
 func (p *plan) pause(decides bool) {
 	for i := range p.asks {
 		decides = decides || p.isBarred(i)
@@ -296,7 +302,8 @@ func (p *plan) pause(decides bool) {
 	}
 }
 
-// isBarred reports whether the pause of a bucket refuses the call. A reservation waits for the end of the pause if it may.
+// isBarred reports whether the pause of a bucket refuses the call. A reservation waits for the end of the pause if it
+// may.
 func (p *plan) isBarred(i int) bool {
 	until, within := p.of[i].pausedUntil, p.asks[i].Within.Microseconds()
 	return until > max(p.now, 0) && (!p.reserves || within > 0 && until-p.now > within)
@@ -314,8 +321,8 @@ func (p *plan) leaveOut() {
 	}
 }
 
-// release removes ask i from the call and records its answer. The plan of a reservation keeps the ask without a cost, so that
-// its cost can be settled.
+// release removes ask i from the call and records its answer. The plan of a reservation keeps the ask without a cost,
+// so that its cost can be settled.
 func (p *plan) release(i int, answer State) {
 	for j := range p.asked {
 		if p.asked[j].ask == i {
@@ -347,8 +354,8 @@ func (p *plan) drop() {
 	p.move(place)
 }
 
-// refusedInShadow returns the buckets that refused, or nil if a bucket of an enforced limit did. The call is run again without
-// them.
+// refusedInShadow returns the buckets that refused, or nil if a bucket of an enforced limit did. The call is run again
+// without them.
 func (p *plan) refusedInShadow(answers []bucket.Answer) (refused []int) {
 	for i := range answers {
 		if answers[i].Allowed {
@@ -362,8 +369,8 @@ func (p *plan) refusedInShadow(answers []bucket.Answer) (refused []int) {
 	return refused
 }
 
-// leaveShadowsOut runs a call again without the buckets that refused in shadow, until none does or an enforced limit refuses.
-// It uses a new call, because a batch may still use the first one.
+// leaveShadowsOut runs a call again without the buckets that refused in shadow, until none does or an enforced limit
+// refuses. It uses a new call, because a batch may still use the first one.
 func (c *call) leaveShadowsOut(run func(again *call) error) error {
 	for !c.Look {
 		refused := c.plan.refusedInShadow(c.Answers)

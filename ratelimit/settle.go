@@ -20,8 +20,8 @@ import (
 // Settling again changes nothing and returns nil, even with other costs of the same buckets. Settle returns
 // ErrInvalidRequest if actual names a bucket that was not reserved, or one bucket under two policies. It returns
 // ErrNotReserved if no reservation has the id, for example because its transaction was rolled back, and
-// ErrReservationEnded after Cancel or expiry. After ErrCommitUnknown it is unknown whether it has ended: settle again. In a transaction, a
-// rollback undoes it.
+// ErrReservationEnded after Cancel or expiry. After ErrCommitUnknown it is unknown whether it has ended: settle again.
+// In a transaction, a rollback undoes it.
 func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) error {
 	if err := l.ready(ctx, "settle"); err != nil {
 		return err
@@ -31,32 +31,34 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 		return during("settle", err)
 	}
 	keyed := slices.ContainsFunc(actual, func(r Request) bool { return !r.stored })
-	return end(ctx, l, "settle", id, keyed, settlementOf(l, id, costs), Settled, func(r *reserved.Reservation) ([]float64, error) {
-		amounts := make([]float64, len(r.Buckets))
-		for _, key := range slices.SortedFunc(maps.Keys(costs), bucket.Key.Compare) {
-			actual, rows := costs[key], r.Of(key)
-			if len(rows) == 0 {
-				return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with", ErrInvalidRequest, key.Name)
-			}
-			for _, i := range rows {
-				b := &r.Buckets[i]
-				cost := actual.cost / float64(len(rows))
-				if actual.subject.mode == Off { // a limit that is off is not charged
-					cost = min(cost, b.Cost)
+	return end(ctx, l, "settle", id, keyed, settlementOf(l, id, costs), Settled,
+		func(r *reserved.Reservation) ([]float64, error) {
+			amounts := make([]float64, len(r.Buckets))
+			for _, key := range slices.SortedFunc(maps.Keys(costs), bucket.Key.Compare) {
+				actual, rows := costs[key], r.Of(key)
+				if len(rows) == 0 {
+					return nil, fmt.Errorf("%w: it is not for %q and this key; settle with the requests it was reserved with",
+						ErrInvalidRequest, key.Name)
 				}
-				amounts[i], b.Now, b.Settled = cost-b.Cost, actual.terms, &cost
+				for _, i := range rows {
+					b := &r.Buckets[i]
+					cost := actual.cost / float64(len(rows))
+					if actual.subject.mode == Off { // a limit that is off is not charged
+						cost = min(cost, b.Cost)
+					}
+					amounts[i], b.Now, b.Settled = cost-b.Cost, actual.terms, &cost
+				}
 			}
-		}
-		return amounts, nil
-	})
+			return amounts, nil
+		})
 }
 
-// Cancel ends a reservation whose work will not run, and returns its tokens as Settle returns a surplus. Reservations made
-// later keep their ReadyAt; the returned tokens are available to the next callers. Cancelling again changes nothing. The errors
-// are the errors of Settle.
+// Cancel ends a reservation whose work will not run, and returns its tokens as Settle returns a surplus. Reservations
+// made later keep their ReadyAt; the returned tokens are available to the next callers. Cancelling again changes
+// nothing. The errors are the errors of Settle.
 //
-// Cancel uses the rule of the limit, or otherwise the policy that this Limiter last used it with. If there is neither, it uses
-// the policy of the reservation. The policy determines the rows and the window to which the tokens return.
+// Cancel uses the rule of the limit, or otherwise the policy that this Limiter last used it with. If there is neither,
+// it uses the policy of the reservation. The policy determines the rows and the window to which the tokens return.
 func (l *Limiter) Cancel(ctx context.Context, id string) error {
 	if err := l.ready(ctx, "cancel"); err != nil {
 		return err
@@ -65,11 +67,12 @@ func (l *Limiter) Cancel(ctx context.Context, id string) error {
 	if at, known := l.places.Of(id); known {
 		q = cancellationOf(ctx, l, at)
 	}
-	return end(ctx, l, "cancel", id, false, q, Cancelled, func(r *reserved.Reservation) ([]float64, error) { return r.Credit(), nil })
+	return end(ctx, l, "cancel", id, false, q, Cancelled,
+		func(r *reserved.Reservation) ([]float64, error) { return r.Credit(), nil })
 }
 
-// settlementOf returns the settlement of a reservation with the costs of its bucket, or as it was reserved. It is nil for several
-// buckets or rows.
+// settlementOf returns the settlement of a reservation with the costs of its bucket, or as it was reserved. It is nil
+// for several buckets or rows.
 func settlementOf(l *Limiter, id string, costs map[bucket.Key]actualCost) *store.Settlement {
 	if at, known := l.places.Of(id); known && at.Several {
 		return nil
@@ -79,14 +82,17 @@ func settlementOf(l *Limiter, id string, costs map[bucket.Key]actualCost) *store
 	}
 	for key, actual := range costs {
 		if len(costs) == 1 && actual.subject.shards == 1 {
-			return &store.Settlement{Bucket: &key, Cost: &actual.cost, Free: actual.subject.mode == Off, Terms: l.termsNow(actual.terms)}
+			return &store.Settlement{
+				Bucket: &key, Cost: &actual.cost, Free: actual.subject.mode == Off,
+				Terms: l.termsNow(actual.terms),
+			}
 		}
 	}
 	return nil
 }
 
-// cancellationOf returns the settlement that cancels the reservation of a bucket, under the terms that Resolve gives it. It is nil if these
-// depend on those of the reservation, or are those of several rows.
+// cancellationOf returns the settlement that cancels the reservation of a bucket, under the terms that Resolve gives
+// it. It is nil if these depend on those of the reservation, or are those of several rows.
 func cancellationOf(ctx context.Context, l *Limiter, at reserved.Place) *store.Settlement {
 	q := &store.Settlement{Bucket: &at.Key, Cost: new(0.0)}
 	last := l.policies.last(at.Key.Name)
@@ -116,8 +122,9 @@ func (l *Limiter) termsNow(t bucket.Terms) *bucket.Terms {
 	return &t
 }
 
-// end moves an open reservation to a final state, and charges the amounts that amounts returns for its buckets. keyed is
-// whether the call names keys that are not in their stored form. A q that is not nil does the same for a reservation of one bucket.
+// end moves an open reservation to a final state, and charges the amounts that amounts returns for its buckets. keyed
+// is whether the call names keys that are not in their stored form. A q that is not nil does the same for a reservation
+// of one bucket.
 func end(ctx context.Context, l *Limiter, verb, id string, keyed bool, q *store.Settlement, final ReservationState,
 	amounts func(*reserved.Reservation) ([]float64, error),
 ) error {
@@ -136,12 +143,14 @@ func end(ctx context.Context, l *Limiter, verb, id string, keyed bool, q *store.
 	lock := func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
 		return life.Lock(ctx, verb, id)
 	}
-	return lockedBy(ctx, l, verb, id, keyed, lock, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
-		return life.End(ctx, r, string(final), amounts)
-	})
+	return lockedBy(ctx, l, verb, id, keyed, lock,
+		func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
+			return life.End(ctx, r, string(final), amounts)
+		})
 }
 
-// endAtOnce ends a reservation by one statement. done is false if the statement cannot decide; then nothing has changed.
+// endAtOnce ends a reservation by one statement. done is false if the statement cannot decide; then nothing has
+// changed.
 func endAtOnce(ctx context.Context, l *Limiter, verb string, keyed bool, q *store.Settlement) (done bool, err error) {
 	if err := l.pass(ctx, verb, keyed, !keyed); err != nil {
 		return false, err
@@ -151,7 +160,8 @@ func endAtOnce(ctx context.Context, l *Limiter, verb string, keyed bool, q *stor
 	}
 	err = endOne(ctx, l, verb, q)
 	e := q.Ended
-	if asks := q.Cost != nil && q.Terms == nil && !q.Own; err == nil && asks && !e.Done && e.State == reserved.Open { // now the bucket is known
+	// now the bucket is known
+	if asks := q.Cost != nil && q.Terms == nil && !q.Own; err == nil && asks && !e.Done && e.State == reserved.Open {
 		id, final := q.ID, q.Final
 		if q = cancellationOf(ctx, l, reserved.Place{Key: e.Key, Plan: e.Plan}); q == nil || !l.session.Settles(q.Terms) {
 			return false, nil

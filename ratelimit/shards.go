@@ -12,11 +12,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// A bucket of a limit with n Shards is n rows. To the packages below each row is a bucket of its own, with an nth of the capacity, of the
-// rate and of MaxReserved. The terms of a Limit are those of a row. This file makes calls for rows out of calls for buckets, and answers
-// of buckets out of the answers of rows.
+// A bucket of a limit with n Shards is n rows. To the packages below each row is a bucket of its own, with an nth of
+// the capacity, of the rate and of MaxReserved. The terms of a Limit are those of a row. This file makes calls for rows
+// out of calls for buckets, and answers of buckets out of the answers of rows.
 
-// maxShards is the maximum number of rows of a bucket. It is a power of two, as every number of rows is, so that the part of each is exact.
+// maxShards is the maximum number of rows of a bucket. It is a power of two, as every number of rows is, so that the
+// part of each is exact.
 const maxShards = 64
 
 // rowTime is how long the calls of a Limiter use one row.
@@ -33,7 +34,8 @@ func shardsOf(policy Policy) int {
 	return 1
 }
 
-// shardOf returns the number of one of n rows in the tables. Rows of another n have other numbers, so they are never mixed.
+// shardOf returns the number of one of n rows in the tables. Rows of another n have other numbers, so they are never
+// mixed.
 func shardOf(n, row int) int32 {
 	if n == 1 {
 		return 0
@@ -47,8 +49,8 @@ func timesTokens(t bucket.Terms, n float64) bucket.Terms {
 	return t
 }
 
-// split turns the asks for whole buckets into the ask for each of their rows. A row is asked for the cost. If it cannot hold the cost, or to
-// reserve, all rows give the same part.
+// split turns the asks for whole buckets into the ask for each of their rows. A row is asked for the cost. If it cannot
+// hold the cost, or to reserve, all rows give the same part.
 func (p *plan) split() {
 	for i := range p.asks {
 		a, s := &p.asks[i], &p.of[i]
@@ -60,8 +62,8 @@ func (p *plan) split() {
 	}
 }
 
-// rows returns the asks for the picked row of each bucket, or for all of its rows, in the order of locking. ends is where those of each
-// bucket end.
+// rows returns the asks for the picked row of each bucket, or for all of its rows, in the order of locking. ends is
+// where those of each bucket end.
 func (p *plan) rows(all bool) (rows []bucket.Ask, ends []int) {
 	for i := range p.asks {
 		s := &p.of[i]
@@ -77,9 +79,10 @@ func (p *plan) rows(all bool) (rows []bucket.Ask, ends []int) {
 	return rows, ends
 }
 
-// pickRows picks a row of each bucket. Calls of a transaction pick the same, and so do all attempts of InTx: a transaction that takes from
-// a bucket twice uses the row that it has locked. Other calls of a Limiter pick the same for rowTime, so that a batch uses one row, and a
-// row that a transaction holds for long stops only some of them. In memory it is always the first row.
+// pickRows picks a row of each bucket. Calls of a transaction pick the same, and so do all attempts of InTx: a
+// transaction that takes from a bucket twice uses the row that it has locked. Other calls of a Limiter pick the same
+// for rowTime, so that a batch uses one row, and a row that a transaction holds for long stops only some of them. In
+// memory it is always the first row.
 func (p *plan) pickRows(l *Limiter) {
 	if l.row == 0 {
 		return
@@ -102,8 +105,8 @@ func (p *plan) pickRows(l *Limiter) {
 	}
 }
 
-// askRows decides on a call by the picked rows. If one refuses for its bucket, it looks at all rows once, and asks the fullest ones if they
-// have enough.
+// askRows decides on a call by the picked rows. If one refuses for its bucket, it looks at all rows once, and asks the
+// fullest ones if they have enough.
 func (c *call) askRows(send func(*store.Call) error) error {
 	short, err := c.askSome(c.Look, send)
 	if err != nil || !short {
@@ -115,8 +118,8 @@ func (c *call) askRows(send func(*store.Call) error) error {
 	return err
 }
 
-// askSome asks the picked rows, or looks at all. It sets the answer of each bucket, and picks the row that gave it: the fullest, or the
-// emptiest if all have to give. short is whether a bucket has refused that has other rows.
+// askSome asks the picked rows, or looks at all. It sets the answer of each bucket, and picks the row that gave it: the
+// fullest, or the emptiest if all have to give. short is whether a bucket has refused that has other rows.
 func (c *call) askSome(look bool, send func(*store.Call) error) (short bool, err error) {
 	rows, ends := c.plan.rows(look)
 	part := &store.Call{Question: c.Question}
@@ -141,8 +144,8 @@ func (c *call) askSome(look bool, send func(*store.Call) error) (short bool, err
 	return short, nil
 }
 
-// sumUp sets the tokens of a bucket from those of its rows, and returns which of them answers for it. If one row was asked, the others are
-// assumed to hold as much as it did.
+// sumUp sets the tokens of a bucket from those of its rows, and returns which of them answers for it. If one row was
+// asked, the others are assumed to hold as much as it did.
 func (s *subject) sumUp(rows []bucket.Ask, answers []bucket.Answer, taken bool) (told int) {
 	first, best := 0.0, 0.0
 	for i, r := range answers {
@@ -171,8 +174,8 @@ func (s *subject) widen(state *State) {
 	state.Remaining, state.ResetAfter = max(s.tokens, 0), h.Wait(now, h.Terms.Capacity)
 }
 
-// charge takes amounts from the buckets, each from the picked row. Negative amounts, of tokens taken at an instant, are given back: they
-// fill up the rows in turn, the emptiest first.
+// charge takes amounts from the buckets, each from the picked row. Negative amounts, of tokens taken at an instant, are
+// given back: they fill up the rows in turn, the emptiest first.
 func (p *plan) charge(ctx context.Context, s *store.Session, amounts []float64, taken int64) error {
 	for i, amount := range amounts {
 		if p.of[i].together = amount < 0; amount == 0 {

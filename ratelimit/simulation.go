@@ -6,10 +6,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/memstore"
 )
 
-// Simulation has a Limiter whose buckets are in memory and begin full, and whose clock you set. Use it to replay recorded
-// requests against other policies. Make it with [NewSimulation]. Use it on one goroutine at a time, so without Keep, Hold
-// and Maintain, which run on others. A bucket with taken tokens needs 120 to 190 bytes if its key has ten, until
-// [Limiter.Prune] deletes it.
+// Simulation has a Limiter whose buckets are in memory and begin full, and whose clock you set. Use it to replay
+// recorded requests against other policies. Make it with [NewSimulation]. Use it on one goroutine at a time, so without
+// Keep, Hold and Maintain, which run on others. A bucket with taken tokens needs 120 to 190 bytes if its key has ten,
+// until [Limiter.Prune] deletes it.
 type Simulation struct {
 	limiter *Limiter
 	memory  memstore.Pool

@@ -98,7 +98,8 @@ func told(d *ratelimit.Decision) []any {
 	return all
 }
 
-// TestSimulation compares a Simulation with a Limiter on Postgres, for the same calls at the same instants, some of which step back.
+// TestSimulation compares a Simulation with a Limiter on Postgres, for the same calls at the same instants, some of
+// which step back.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	for name, modesOf := range map[string]map[string]ratelimit.Mode{

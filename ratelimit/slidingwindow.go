@@ -13,18 +13,19 @@ import (
 //
 //	tokens = Rate - tokens taken in the last Period
 //
-// Taken tokens are counted in Slices of the Period. A slice counts until all of it is more than a Period ago. So a token
-// returns at most Period / Slices later than a Period after it was taken, and never earlier. Refusals are not counted.
-// RetryAfter is exact. A rollback restores the tokens of its transaction.
+// Taken tokens are counted in Slices of the Period. A slice counts until all of it is more than a Period ago. So a
+// token returns at most Period / Slices later than a Period after it was taken, and never earlier. Refusals are not
+// counted. RetryAfter is exact. A rollback restores the tokens of its transaction.
 //
-// Reserve returns ErrNoReservations. Credit returns the tokens that were taken last. CreditTaken returns tokens taken in the slice
-// of its instant, while that slice counts. Charge counts as taken now. If the clock steps back by up to a minute, tokens count
-// as taken at the latest instant that the row has seen.
+// Reserve returns ErrNoReservations. Credit returns the tokens that were taken last. CreditTaken returns tokens taken
+// in the slice of its instant, while that slice counts. Charge counts as taken now. If the clock steps back by up to a
+// minute, tokens count as taken at the latest instant that the row has seen.
 //
-// If you change the policy of a limit in use, taken tokens still count. With another Period or other Slices, a token counts as
-// taken at the end of its old slice. A longer Period can count tokens again that no longer counted in the shorter one. After a
-// change from another kind in the code, the tokens that the bucket lacks of the Rate count as taken from the last write of the row.
-// For a [FixedWindow] or [CalendarWindow] they count from the start of its window, which can be more than a Period ago.
+// If you change the policy of a limit in use, taken tokens still count. With another Period or other Slices, a token
+// counts as taken at the end of its old slice. A longer Period can count tokens again that no longer counted in the
+// shorter one. After a change from another kind in the code, the tokens that the bucket lacks of the Rate count as
+// taken from the last write of the row. For a [FixedWindow] or [CalendarWindow] they count from the start of its
+// window, which can be more than a Period ago.
 type SlidingWindow struct {
 	// Rate is the maximum number of tokens in any Period, and so the largest cost: from 1e-9 to 1e12.
 	Rate float64
@@ -55,10 +56,12 @@ func (p SlidingWindow) compile() (bucket.Terms, error) {
 		slices = dividing(us)
 	}
 	if slices < 1 || slices > bucket.MaxSlices {
-		return bucket.Terms{}, fmt.Errorf("its Slices is %d; it must be from 1 to %d, or 0 for %d", p.Slices, bucket.MaxSlices, dividing(us))
+		return bucket.Terms{}, fmt.Errorf("its Slices is %d; it must be from 1 to %d, or 0 for %d", p.Slices,
+			bucket.MaxSlices, dividing(us))
 	}
 	if us%slices != 0 {
-		return bucket.Terms{}, fmt.Errorf("its Period of %v is no whole number of microseconds for each of %d Slices; leave out Slices for %d, or set it to a number that divides %d", p.Period, slices, dividing(us), us)
+		return bucket.Terms{}, fmt.Errorf("its Period of %v is no whole number of microseconds for each of %d Slices; "+
+			"leave out Slices for %d, or set it to a number that divides %d", p.Period, slices, dividing(us), us)
 	}
 	t.Step, t.Steps, t.Phase = us/slices, float64(slices), bucket.MinInstant
 	t.Kind = bucket.Sliding{Slices: int32(slices)}
@@ -83,7 +86,10 @@ type slidingText struct {
 }
 
 func (p SlidingWindow) text() policyText {
-	return &slidingText{KindSlidingWindow, p.Rate, span(p.Period), without(p.Slices, int(dividing(p.Period.Microseconds())))}
+	return &slidingText{
+		KindSlidingWindow, p.Rate, span(p.Period),
+		without(p.Slices, int(dividing(p.Period.Microseconds()))),
+	}
 }
 
 func (t *slidingText) policy() (Policy, error) {

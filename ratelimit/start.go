@@ -25,13 +25,14 @@ type Turn struct {
 	Restarted bool
 }
 
-// Start reports whether the work of a reservation may run now. Call it right before the work. If Wait is above 0, call Start
-// again after that time.
+// Start reports whether the work of a reservation may run now. Call it right before the work. If Wait is above 0, call
+// Start again after that time.
 //
-// Work that was not started by StaleAt, for example because its workers were down, has lost its turn. Its tokens arrived while
-// nothing ran, and the full bucket could not keep them. Start then reserves the cost again and returns the new turn, so that
-// delayed work does not cause a burst. Work that was started can be started again, any number of times, without paying again. The
-// exception is a reservation that expired and was credited. If Start reserves again, it does so as [Limiter.Renew] does.
+// Work that was not started by StaleAt, for example because its workers were down, has lost its turn. Its tokens
+// arrived while nothing ran, and the full bucket could not keep them. Start then reserves the cost again and returns
+// the new turn, so that delayed work does not cause a burst. Work that was started can be started again, any number of
+// times, without paying again. The exception is a reservation that expired and was credited. If Start reserves again,
+// it does so as [Limiter.Renew] does.
 //
 // again are the requests that the reservation was made with, for work that must run although its reservation was
 // cancelled, or is gone: its row was deleted a week after the reservation had ended, or lost with the table. Start then
@@ -67,7 +68,8 @@ func (l *Limiter) Start(ctx context.Context, id string, again ...Request) (Turn,
 // recordOf returns the reservation of requests, without an ID and an instant.
 func recordOf(ctx context.Context, l *Limiter, requests []Request) (*reserved.Reservation, error) {
 	if len(requests) > maxRequests {
-		return nil, fmt.Errorf("%w: the call asks for %d limits; it takes from 1 to %d", ErrInvalidRequest, len(requests), maxRequests)
+		return nil, fmt.Errorf("%w: the call asks for %d limits; it takes from 1 to %d", ErrInvalidRequest, len(requests),
+			maxRequests)
 	}
 	costs, err := actualCosts(ctx, l, "start", requests)
 	if err != nil {
@@ -85,10 +87,11 @@ func recordOf(ctx context.Context, l *Limiter, requests []Request) (*reserved.Re
 	return r, nil
 }
 
-// turnAfter returns the turn of a reservation after change. change returns the time until the work may run, and whether it was
-// started before.
+// turnAfter returns the turn of a reservation after change. change returns the time until the work may run, and whether
+// it was started before.
 func turnAfter(ctx context.Context, l *Limiter, verb, id string,
-	change func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (wait time.Duration, restarted bool, err error),
+	change func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (wait time.Duration, restarted bool,
+		err error),
 ) (turn Turn, err error) {
 	err = withReservation(ctx, l, verb, id, turning(&turn, change))
 	return turn, err
@@ -96,7 +99,8 @@ func turnAfter(ctx context.Context, l *Limiter, verb, id string,
 
 // turning returns a function that makes a change of a locked reservation, saves it, and sets turn.
 func turning(turn *Turn,
-	change func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (wait time.Duration, restarted bool, err error),
+	change func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (wait time.Duration, restarted bool,
+		err error),
 ) func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
 	return func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
 		wait, restarted, err := change(life, ctx, r)
@@ -111,28 +115,31 @@ func turning(turn *Turn,
 	}
 }
 
-// Started reports whether the work of a reservation was started. It returns ErrNotReserved if the reservation does not exist.
+// Started reports whether the work of a reservation was started. It returns ErrNotReserved if the reservation does not
+// exist.
 func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 	started := false
-	err := withReservation(ctx, l, "started", id, func(_ context.Context, _ *reserved.Life, r *reserved.Reservation) error {
-		started = r.StartedUs != nil
-		return nil
-	})
+	err := withReservation(ctx, l, "started", id,
+		func(_ context.Context, _ *reserved.Life, r *reserved.Reservation) error {
+			started = r.StartedUs != nil
+			return nil
+		})
 	return started, err
 }
 
-// Renew reserves the cost of a reservation again and returns the new turn. Use it for another attempt that must pay, or for
-// work that runs although it was cancelled. In every state, the reservation becomes open and not started. If the owed tokens would
-// exceed MaxReserved, nothing changes, and Wait is the time until Renew can succeed. It returns ErrNotReserved if the
-// reservation does not exist.
+// Renew reserves the cost of a reservation again and returns the new turn. Use it for another attempt that must pay, or
+// for work that runs although it was cancelled. In every state, the reservation becomes open and not started. If the
+// owed tokens would exceed MaxReserved, nothing changes, and Wait is the time until Renew can succeed. It returns
+// ErrNotReserved if the reservation does not exist.
 //
-// Renew uses the rule of the limit, or otherwise the policy that this Limiter last used the name with, for any key. If there is
-// neither, it uses the policy of the reservation. It returns ErrCostExceedsCapacity if that policy can never give the cost. If
-// the keys of one name have different policies in the code, Renew can use the policy of another key. Then call Settle and
-// Reserve instead, or give each policy a name.
+// Renew uses the rule of the limit, or otherwise the policy that this Limiter last used the name with, for any key. If
+// there is neither, it uses the policy of the reservation. It returns ErrCostExceedsCapacity if that policy can never
+// give the cost. If the keys of one name have different policies in the code, Renew can use the policy of another key.
+// Then call Settle and Reserve instead, or give each policy a name.
 func (l *Limiter) Renew(ctx context.Context, id string) (Turn, error) {
-	return turnAfter(ctx, l, "renew", id, func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (time.Duration, bool, error) {
-		wait, err := life.Renew(ctx, r)
-		return wait, false, err
-	})
+	return turnAfter(ctx, l, "renew", id,
+		func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (time.Duration, bool, error) {
+			wait, err := life.Renew(ctx, r)
+			return wait, false, err
+		})
 }

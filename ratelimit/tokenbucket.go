@@ -18,9 +18,10 @@ const (
 )
 
 const (
-	// None is no tokens, where 0 is the default. As Capacity it stores no tokens: every request must be reserved and waits its turn.
-	// This spaces requests as evenly as their costs allow. Take returns ErrCostExceedsCapacity for any cost above 0. As MaxReserved
-	// it limits Reserve to the available tokens. Unlike tokens of Take, they can be settled and cancelled.
+	// None is no tokens, where 0 is the default. As Capacity it stores no tokens: every request must be reserved and waits
+	// its turn. This spaces requests as evenly as their costs allow. Take returns ErrCostExceedsCapacity for any cost
+	// above 0. As MaxReserved it limits Reserve to the available tokens. Unlike tokens of Take, they can be settled and
+	// cancelled.
 	None = -math.MaxFloat64 / 2
 
 	// NoReservations as MaxReserved forbids reservations.
@@ -31,31 +32,32 @@ const (
 //
 //	tokens = min(Capacity, value + elapsed * Rate / Period)
 //
-// In any span t, at most Capacity + Rate * t / Period tokens are taken. A rollback restores the tokens of its transaction. The
-// algorithm is the continuous-state leaky bucket of ITU-T I.371, but it counts the tokens left.
+// In any span t, at most Capacity + Rate * t / Period tokens are taken. A rollback restores the tokens of its
+// transaction. The algorithm is the continuous-state leaky bucket of ITU-T I.371, but it counts the tokens left.
 type TokenBucket struct {
 	// Rate is the number of tokens added each Period: from 1e-9 to 1e12.
 	Rate float64
 	// Period is the time in which Rate tokens are added: whole microseconds, up to 100 years.
 	Period time.Duration
-	// Capacity is the maximum number of tokens in the bucket, and so the largest cost that Take accepts. Other libraries call
-	// it burst. Defaults to Rate. None stores no tokens.
+	// Capacity is the maximum number of tokens in the bucket, and so the largest cost that Take accepts. Other libraries
+	// call it burst. Defaults to Rate. None stores no tokens.
 	Capacity float64
-	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations. Defaults to 1e12 tokens, or to the
-	// tokens that are added in 100 years if they are fewer. None reserves only available tokens. NoReservations forbids
-	// reservations.
+	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations. Defaults to 1e12 tokens, or to
+	// the tokens that are added in 100 years if they are fewer. None reserves only available tokens. NoReservations
+	// forbids reservations.
 	MaxReserved float64
 	// Shards is the number of rows of a bucket, each with an equal part of its capacity and rate: a power of two up to 64.
 	// Defaults to 1. On one row, a transaction that takes from the bucket waits until the one before it has ended; at
-	// SERIALIZABLE it must run again. With n rows only transactions on the same row conflict, so about n times as many succeed
-	// if they are long or come from many processes.
+	// SERIALIZABLE it must run again. With n rows only transactions on the same row conflict, so about n times as many
+	// succeed if they are long or come from many processes.
 	//
-	// The rows together never give more than the bucket may, but a call can be refused although they have enough together: see
-	// docs/promises.md. In an allowed decision the tokens left are an estimate. Keep usual costs well below Capacity / Shards.
-	// Reserve, Credit, Reset and a Take of more than that lock all rows. Two transactions that take from the bucket, and then lock
-	// all of its rows, can deadlock; InTx then runs one of them again.
+	// The rows together never give more than the bucket may, but a call can be refused although they have enough together:
+	// see docs/promises.md. In an allowed decision the tokens left are an estimate. Keep usual costs well below Capacity /
+	// Shards. Reserve, Credit, Reset and a Take of more than that lock all rows. Two transactions that take from the
+	// bucket, and then lock all of its rows, can deadlock; InTx then runs one of them again.
 	//
-	// Another number of Shards has other rows, so a bucket starts full after a change. A rule can change Shards only with ResetTokens.
+	// Another number of Shards has other rows, so a bucket starts full after a change. A rule can change Shards only with
+	// ResetTokens.
 	Shards int
 }
 
@@ -105,19 +107,24 @@ func describeRest(maxReserved float64, shards int) (text string) {
 	return text
 }
 
-// compile checks the numbers that all policies share and returns the terms of each row. The caller sets Step, Steps and Phase.
+// compile checks the numbers that all policies share and returns the terms of each row. The caller sets Step, Steps and
+// Phase.
 func compile(rate float64, period time.Duration, capacity, maxReserved float64, shards int) (bucket.Terms, error) {
 	if rate == 0 {
-		return bucket.Terms{}, fmt.Errorf("its Rate is 0; it must be from %g to %g tokens each Period; to refuse every request, pause the limit", bucket.MinTokens, bucket.MaxTokens)
+		return bucket.Terms{}, fmt.Errorf("its Rate is 0; it must be from %g to %g tokens each Period; to refuse every "+
+			"request, pause the limit", bucket.MinTokens, bucket.MaxTokens)
 	}
 	if !(rate >= bucket.MinTokens && rate <= bucket.MaxTokens) {
-		return bucket.Terms{}, fmt.Errorf("its Rate is %v; it must be from %g to %g tokens each Period", rate, bucket.MinTokens, bucket.MaxTokens)
+		return bucket.Terms{}, fmt.Errorf("its Rate is %v; it must be from %g to %g tokens each Period", rate,
+			bucket.MinTokens, bucket.MaxTokens)
 	}
 	if period < time.Microsecond || period > bucket.MaxSpan || period%time.Microsecond != 0 {
-		return bucket.Terms{}, fmt.Errorf("its Period is %v; it must be whole microseconds, from 1µs to 100 years (write 10*time.Second, not 10)", period)
+		return bucket.Terms{}, fmt.Errorf("its Period is %v; it must be whole microseconds, from 1µs to 100 years (write "+
+			"10*time.Second, not 10)", period)
 	}
 	if shards < 0 || shards > maxShards || shards&(shards-1) != 0 {
-		return bucket.Terms{}, fmt.Errorf("its Shards is %d; it must be 1, 2, 4, 8, 16, 32 or %d, so that each row's part is exact", shards, maxShards)
+		return bucket.Terms{}, fmt.Errorf("its Shards is %d; it must be 1, 2, 4, 8, 16, 32 or %d, so that each row's part "+
+			"is exact", shards, maxShards)
 	}
 	t := bucket.Terms{Kind: bucket.Steps{}, Rate: rate, Capacity: capacity, Reserves: maxReserved != NoReservations}
 	most := min(bucket.MaxTokens, rate*(float64(bucket.MaxSpan)/float64(period))) // the tokens added within MaxSpan
@@ -127,24 +134,30 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 	case capacity == 0:
 		t.Capacity = rate
 	case !(capacity >= bucket.MinTokens && capacity <= bucket.MaxTokens):
-		return bucket.Terms{}, fmt.Errorf("its Capacity is %v; it must be from %g to %g tokens, or 0 for the Rate, or None", capacity, bucket.MinTokens, bucket.MaxTokens)
+		return bucket.Terms{}, fmt.Errorf("its Capacity is %v; it must be from %g to %g tokens, or 0 for the Rate, or None",
+			capacity, bucket.MinTokens, bucket.MaxTokens)
 	}
 	if t.Capacity > most {
-		return bucket.Terms{}, fmt.Errorf("its Capacity %v takes over 100 years to fill at %s; lower it or raise the Rate", t.Capacity, words.Rate(rate, period))
+		return bucket.Terms{}, fmt.Errorf("its Capacity %v takes over 100 years to fill at %s; lower it or raise the Rate",
+			t.Capacity, words.Rate(rate, period))
 	}
 	switch {
 	case maxReserved == NoReservations || maxReserved == None:
 	case maxReserved == 0:
 		t.MaxOwed = most
 	case !(maxReserved >= bucket.MinTokens && maxReserved <= bucket.MaxTokens):
-		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be from %g to %g tokens, or 0 for no bound, or None or NoReservations", maxReserved, bucket.MinTokens, bucket.MaxTokens)
+		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be from %g to %g tokens, or 0 for no bound, or "+
+			"None or NoReservations", maxReserved, bucket.MinTokens, bucket.MaxTokens)
 	case maxReserved > most:
-		return bucket.Terms{}, fmt.Errorf("its MaxReserved %v takes over 100 years to repay at %s; lower it or raise the Rate", maxReserved, words.Rate(rate, period))
+		return bucket.Terms{},
+			fmt.Errorf("its MaxReserved %v takes over 100 years to repay at %s; lower it or raise the Rate", maxReserved,
+				words.Rate(rate, period))
 	default:
 		t.MaxOwed = maxReserved
 	}
 	if t.MaxOwed == 0 && t.Capacity == 0 {
-		return bucket.Terms{}, errors.New("its Capacity is None, and its MaxReserved None or NoReservations, which admits nothing; drop one of the two")
+		return bucket.Terms{}, errors.New("its Capacity is None, and its MaxReserved None or NoReservations, which admits " +
+			"nothing; drop one of the two")
 	}
 	return timesTokens(t, 1/float64(max(shards, 1))), nil
 }

@@ -17,22 +17,24 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/turns"
 )
 
-// maxReconnects limits the attempts that fail because of the connection, not the transaction, so that a server that is down is
-// reported soon.
+// maxReconnects limits the attempts that fail because of the connection, not the transaction, so that a server that is
+// down is reported soon.
 const maxReconnects = 3
 
-// WithTx returns a Limiter whose calls are part of tx: they commit and roll back with it, at any isolation level. They do not
-// retry, and use no other connection. After a serialization failure they return an error for which IsRetryable is true, and you
-// must run the transaction again. The buckets are in the database of tx, also if the Limiter has a pool of another one. Hold,
-// Keep, Prune, Close and InTx cannot be part of a transaction: on this Limiter they return ErrInvalidConfig.
+// WithTx returns a Limiter whose calls are part of tx: they commit and roll back with it, at any isolation level. They
+// do not retry, and use no other connection. After a serialization failure they return an error for which IsRetryable
+// is true, and you must run the transaction again. The buckets are in the database of tx, also if the Limiter has a
+// pool of another one. Hold, Keep, Prune, Close and InTx cannot be part of a transaction: on this Limiter they return
+// ErrInvalidConfig.
 //
-// Calls lock the rows of their buckets until the end of the transaction, as your own updates do. See docs/promises.md for
-// deadlocks between transactions that take from two buckets. Some calls, such as those on a reservation, set a savepoint, which
-// stays until the transaction ends. If a call over several limits is refused, it keeps no row locked, except a row that a
-// wrong clock had written. If the context of a call ends while it runs, the transaction can only be rolled back.
+// Calls lock the rows of their buckets until the end of the transaction, as your own updates do. See docs/promises.md
+// for deadlocks between transactions that take from two buckets. Some calls, such as those on a reservation, set a
+// savepoint, which stays until the transaction ends. If a call over several limits is refused, it keeps no row locked,
+// except a row that a wrong clock had written. If the context of a call ends while it runs, the transaction can only be
+// rolled back.
 //
-// Inside the transaction use only this Limiter. A call on l uses another connection, and waits for rows that the transaction
-// holds until its context ends or Config.Timeout is over.
+// Inside the transaction use only this Limiter. A call on l uses another connection, and waits for rows that the
+// transaction holds until its context ends or Config.Timeout is over.
 //
 // For transactions of database/sql see package sqllimit.
 func (l *Limiter) WithTx(tx Tx) *Limiter {
@@ -53,12 +55,14 @@ func (l *Limiter) WithTx(tx Tx) *Limiter {
 	case arg.IsNil(tx):
 		bound.misuse = "on a nil transaction; pass WithTx the one you began"
 	case l.store != nil && bound.session.IsElsewhere():
-		bound.misuse = "of a Limiter in memory in a transaction of something else; pass WithTx one of InTx, or of Begin or OpenSQL of its DB"
+		bound.misuse = "of a Limiter in memory in a transaction of something else; pass WithTx one of InTx, or of Begin or " +
+			"OpenSQL of its DB"
 	}
 	return bound
 }
 
-// withoutPool returns l for calls in a transaction. A nil after means that the Limiter does not learn whether it commits.
+// withoutPool returns l for calls in a transaction. A nil after means that the Limiter does not learn whether it
+// commits.
 func withoutPool(l *Limiter, after *afterCommit) *Limiter {
 	bound := *l
 	bound.pool, bound.config.Timeout = nil, -1
@@ -72,35 +76,38 @@ func withoutPool(l *Limiter, after *afterCommit) *Limiter {
 // lost before COMMIT was sent, or if the server ends it because it was idle in the transaction. So fn must do nothing
 // that cannot be repeated, and must return the errors of its statements.
 //
-// Once transactions have conflicted at a bucket, they queue for it, each before its first statement if that statement takes
-// from the bucket. So take limits first. A transaction that has read something already has its snapshot, and must run again
-// after the wait, unless [WithQueue] names the bucket. A transaction queues for at most a second, and then continues. If the
-// Limiter has a *pgxpool.Pool, its transactions queue with those of other processes, too, once they have conflicted with them: a
-// transaction that is still empty begins anew on its connection, with an advisory lock until its end. Transactions of InTx lose
-// to READ COMMITTED transactions that wait for the bucket, and then need more attempts; see Config.MaxAttempts.
+// Once transactions have conflicted at a bucket, they queue for it, each before its first statement if that statement
+// takes from the bucket. So take limits first. A transaction that has read something already has its snapshot, and must
+// run again after the wait, unless [WithQueue] names the bucket. A transaction queues for at most a second, and then
+// continues. If the Limiter has a *pgxpool.Pool, its transactions queue with those of other processes, too, once they
+// have conflicted with them: a transaction that is still empty begins anew on its connection, with an advisory lock
+// until its end. Transactions of InTx lose to READ COMMITTED transactions that wait for the bucket, and then need more
+// attempts; see Config.MaxAttempts.
 //
 // If fn returns an error, for example a *LimitedError, InTx rolls back and returns that error unchanged. It returns
-// ErrContended if all attempts of Config.MaxAttempts conflicted, and the context's error if the context ended. It returns
-// ErrCommitUnknown if the connection failed after COMMIT was sent, and does not retry then. After every other error nothing was
-// written or taken, unless fn ended the transaction itself.
+// ErrContended if all attempts of Config.MaxAttempts conflicted, and the context's error if the context ended. It
+// returns ErrCommitUnknown if the connection failed after COMMIT was sent, and does not retry then. After every other
+// error nothing was written or taken, unless fn ended the transaction itself.
 //
-// fn must not end the transaction, neither with tx.Commit or tx.Rollback nor with SQL. If it does, InTx returns an error, and
-// reports no tokens to the Observer. Statements after the SQL that ended it, and calls of WithTx(tx), commit by themselves.
-// InTx cannot detect SQL that begins another transaction at once, such as ROLLBACK AND CHAIN: it commits that transaction and
-// returns nil.
+// fn must not end the transaction, neither with tx.Commit or tx.Rollback nor with SQL. If it does, InTx returns an
+// error, and reports no tokens to the Observer. Statements after the SQL that ended it, and calls of WithTx(tx), commit
+// by themselves. InTx cannot detect SQL that begins another transaction at once, such as ROLLBACK AND CHAIN: it commits
+// that transaction and returns nil.
 //
-// Nested transactions of tx.Begin or pgx.BeginFunc are part of tx, and WithTx accepts them. If one is rolled back, its tokens
-// are restored, and the Observer receives only its refusals. A ROLLBACK TO SAVEPOINT that fn executes as SQL also restores
-// tokens, but the Observer still receives the decisions.
+// Nested transactions of tx.Begin or pgx.BeginFunc are part of tx, and WithTx accepts them. If one is rolled back, its
+// tokens are restored, and the Observer receives only its refusals. A ROLLBACK TO SAVEPOINT that fn executes as SQL
+// also restores tokens, but the Observer still receives the decisions.
 //
-// On a *pgxpool.Pool, BEGIN is in one message with the first statement of fn. So a tracer of pgx sees a batch of the two, and fn has run
-// if the transaction can't begin. tx.Conn, tx.Prepare, tx.CopyFrom, tx.LargeObjects and tx.Begin send BEGIN first.
+// On a *pgxpool.Pool, BEGIN is in one message with the first statement of fn. So a tracer of pgx sees a batch of the
+// two, and fn has run if the transaction can't begin. tx.Conn, tx.Prepare, tx.CopyFrom, tx.LargeObjects and tx.Begin
+// send BEGIN first.
 //
 // If ctx is cancelled during COMMIT, COMMIT still runs to its end, for up to five seconds.
 func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	switch {
 	case l == nil || l.pool == nil:
-		return fmt.Errorf("%w: InTx begins a transaction and needs a Limiter that New returned, not one of WithTx", ErrInvalidConfig)
+		return fmt.Errorf("%w: InTx begins a transaction and needs a Limiter that New returned, not one of WithTx",
+			ErrInvalidConfig)
 	case fn == nil:
 		return fmt.Errorf("%w: InTx without a function", ErrInvalidRequest)
 	case ctx == nil:
@@ -110,7 +117,8 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	}
 	began := l.reports.began()
 	// Other errors are ignored here: the transaction will hit them again, and can handle them.
-	if err := l.pass(ctx, "transaction", true, false); isAnyOf(err, ErrHashKeyMismatch, ErrPoolerMode, pgerr.ErrPartitioned) {
+	if err := l.pass(ctx, "transaction", true, false); isAnyOf(err, ErrHashKeyMismatch, ErrPoolerMode,
+		pgerr.ErrPartitioned) {
 		return during("transaction", err)
 	}
 	ticket, err := ticketOf(ctx, l)
@@ -155,10 +163,12 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return err
 }
 
-// transact runs fn in a transaction of its own. It commits if fn returns nil, and rolls back if fn returns an error, panics or
-// exits its goroutine. Then it reports the events of the calls. A nil ticket means that the transaction does not queue. lost
-// reports whether the connection failed before COMMIT was sent or read, so that nothing was written.
-func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *turns.Ticket, fn func(tx *ownedTx) error) (lost bool, err error) {
+// transact runs fn in a transaction of its own. It commits if fn returns nil, and rolls back if fn returns an error,
+// panics or exits its goroutine. Then it reports the events of the calls. A nil ticket means that the transaction does
+// not queue. lost reports whether the connection failed before COMMIT was sent or read, so that nothing was written.
+func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *turns.Ticket,
+	fn func(tx *ownedTx) error,
+) (lost bool, err error) {
 	begun, err := beginTx(ctx, l, level)
 	if err != nil {
 		return begunWith(err)
@@ -195,10 +205,12 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *tur
 	switch {
 	case tx.ended:
 		if err == nil {
-			err = fmt.Errorf("ratelimit: commit: fn ended the transaction itself; its writes may be committed; return nil to commit, or an error to roll back: %w", pgx.ErrTxClosed)
+			err = fmt.Errorf("ratelimit: commit: fn ended the transaction itself; its writes may be committed; return nil to "+
+				"commit, or an error to roll back: %w", pgx.ErrTxClosed)
 		}
 		return false, err
-	case err != nil && ctx.Err() != nil && isClosed(begun) && !errors.Is(err, ctx.Err()): // it ended while the transaction queued
+	// it ended while the transaction queued
+	case err != nil && ctx.Err() != nil && isClosed(begun) && !errors.Is(err, ctx.Err()):
 		return false, fmt.Errorf("ratelimit: transaction: %w: %w", ctx.Err(), err)
 	case err != nil:
 		return isUnavailable(err) || isClosed(begun) && ctx.Err() == nil, err
@@ -221,8 +233,8 @@ func begunWith(err error) (lost bool, _ error) {
 	return lost, during("begin", err)
 }
 
-// beginTx begins a transaction. On a pool of pgx, BEGIN is sent with its first statement, unless the statements of the store must name one
-// row each. A READ COMMITTED transaction runs only statements of the store.
+// beginTx begins a transaction. On a pool of pgx, BEGIN is sent with its first statement, unless the statements of the
+// store must name one row each. A READ COMMITTED transaction runs only statements of the store.
 func beginTx(ctx context.Context, l *Limiter, level pgx.TxIsoLevel) (pgx.Tx, error) {
 	options := pgx.TxOptions{IsoLevel: level}
 	pool, isPool := l.pool.(*pgxpool.Pool)
@@ -239,13 +251,16 @@ func beginTx(ctx context.Context, l *Limiter, level pgx.TxIsoLevel) (pgx.Tx, err
 	return store.NewLazyTx(ctx, conn.Conn(), l.execMode(), options, conn.Release), nil
 }
 
-// hasFailed reports whether the database or a concurrent transaction failed a transaction, so that its decisions do not count.
+// hasFailed reports whether the database or a concurrent transaction failed a transaction, so that its decisions do not
+// count.
 func hasFailed(lost bool, err error) bool {
-	return lost || isUnavailable(err) || IsRetryable(err) || errors.Is(err, ErrContended) || errors.Is(err, ErrCommitUnknown)
+	return lost || isUnavailable(err) || IsRetryable(err) || errors.Is(err, ErrContended) ||
+		errors.Is(err, ErrCommitUnknown)
 }
 
-// ownedTx is a transaction that the Limiter began, or one nested in it, as fn of InTx and its calls get it. Once fn has ended
-// it, its connection is back in the pool, and may be used by others, so its status says nothing about this transaction.
+// ownedTx is a transaction that the Limiter began, or one nested in it, as fn of InTx and its calls get it. Once fn has
+// ended it, its connection is back in the pool, and may be used by others, so its status says nothing about this
+// transaction.
 type ownedTx struct {
 	pgx.Tx
 	ticket *turns.Ticket // its place in the queues; nil if it does not queue
@@ -270,8 +285,8 @@ func (tx *ownedTx) Begin(ctx context.Context) (pgx.Tx, error) {
 	return &ownedTx{Tx: begun, ticket: tx.ticket, after: tx.after, before: &before}, nil
 }
 
-// Commit releases the savepoint of a nested transaction. On the transaction of InTx it commits, and InTx then returns an error,
-// because only InTx may commit it.
+// Commit releases the savepoint of a nested transaction. On the transaction of InTx it commits, and InTx then returns
+// an error, because only InTx may commit it.
 func (tx *ownedTx) Commit(ctx context.Context) error {
 	tx.ended = true
 	return tx.Tx.Commit(ctx)
@@ -292,8 +307,8 @@ func (tx *ownedTx) Rollback(ctx context.Context) error {
 // before it has read COMMIT, or after it has committed, for example when it waited for a standby. Only 25P03 certainly
 // comes before: the server raises it while it waits for a command.
 //
-// It does not use pgconn.SafeToRetry: in pgx 5.9 to 5.12 that reports true for a connection that was lost while waiting for the
-// answer to COMMIT.
+// It does not use pgconn.SafeToRetry: in pgx 5.9 to 5.12 that reports true for a connection that was lost while waiting
+// for the answer to COMMIT.
 func commit(ctx context.Context, tx pgx.Tx) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.EndTimeout)
 	defer cancel()
@@ -315,21 +330,24 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 // isRolledBack reports whether the error of a statement that commits says that it has not.
 func isRolledBack(err error) bool {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !isOfWorker(pgErr.Code) || pgerr.Code(err) == codeIdleInTransaction
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !isOfWorker(pgErr.Code) ||
+		pgerr.Code(err) == codeIdleInTransaction
 }
 
-// rollback ends tx even if ctx is cancelled. Its error is ignored: a connection that cannot roll back is closed, and the server
-// rolls back.
+// rollback ends tx even if ctx is cancelled. Its error is ignored: a connection that cannot roll back is closed, and
+// the server rolls back.
 func rollback(ctx context.Context, tx pgx.Tx) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.EndTimeout)
 	defer cancel()
 	_ = tx.Rollback(ctx)
 }
 
-// retryTx runs fn once on l if l is bound to the caller's transaction. Otherwise it runs fn in a READ COMMITTED transaction of
-// its own, runs it again after a conflict, and rolls back if fn returns an error. All attempts together take at most
-// Config.Timeout. keyed is whether the call names keys that are not in their stored form.
-func retryTx(ctx context.Context, l *Limiter, verb string, keyed bool, fn func(ctx context.Context, tx *Limiter) error) error {
+// retryTx runs fn once on l if l is bound to the caller's transaction. Otherwise it runs fn in a READ COMMITTED
+// transaction of its own, runs it again after a conflict, and rolls back if fn returns an error. All attempts together
+// take at most Config.Timeout. keyed is whether the call names keys that are not in their stored form.
+func retryTx(ctx context.Context, l *Limiter, verb string, keyed bool,
+	fn func(ctx context.Context, tx *Limiter) error,
+) error {
 	ctx, cancel := l.config.bounded(ctx)
 	defer cancel()
 	if err := l.pass(ctx, verb, keyed, !keyed); err != nil {
@@ -369,7 +387,9 @@ func (o owner) InOwnTx(ctx context.Context, from *store.Session, fn func(tx *sto
 }
 
 // Once runs statement on a connection of the pool. Only a pool of pgx gives one.
-func (o owner) Once(ctx context.Context, claim func() bool, statement func(ctx context.Context, conn store.Conn) error) (ran bool, err error) {
+func (o owner) Once(ctx context.Context, claim func() bool,
+	statement func(ctx context.Context, conn store.Conn) error,
+) (ran bool, err error) {
 	pool, isPool := o.pool.(*pgxpool.Pool)
 	if !isPool {
 		return false, nil
@@ -408,8 +428,8 @@ func (o owner) Batched(ctx context.Context, calls int, elapsed time.Duration) {
 	}
 }
 
-// isClosed reports whether the connection of a transaction of the pool is closed. A transaction over database/sql answers
-// itself, because it has no connection of pgx. A transaction in memory has no connection.
+// isClosed reports whether the connection of a transaction of the pool is closed. A transaction over database/sql
+// answers itself, because it has no connection of pgx. A transaction in memory has no connection.
 func isClosed(tx pgx.Tx) bool {
 	if own, ok := tx.(interface{ IsClosed() bool }); ok {
 		return own.IsClosed()
@@ -418,8 +438,8 @@ func isClosed(tx pgx.Tx) bool {
 	return conn != nil && conn.IsClosed()
 }
 
-// isIdle reports whether the connection of a transaction of the pool is in no transaction, because fn ended it with SQL. It
-// sends nothing. It cannot detect a transaction begun by ROLLBACK AND CHAIN, or by BEGIN after ROLLBACK.
+// isIdle reports whether the connection of a transaction of the pool is in no transaction, because fn ended it with
+// SQL. It sends nothing. It cannot detect a transaction begun by ROLLBACK AND CHAIN, or by BEGIN after ROLLBACK.
 func isIdle(tx pgx.Tx) bool {
 	if own, ok := tx.(interface{ IsIdle() bool }); ok {
 		return own.IsIdle()
@@ -431,9 +451,9 @@ func isIdle(tx pgx.Tx) bool {
 type queueKey struct{}
 
 // WithQueue makes transactions of InTx with the returned context queue for the buckets of requests before their first
-// statement, as if they had already conflicted there. Use it for transactions that read something before they take. Without it,
-// they queue after they have their snapshot, and must run twice if others want the bucket. If a key is invalid, InTx returns an
-// error.
+// statement, as if they had already conflicted there. Use it for transactions that read something before they take.
+// Without it, they queue after they have their snapshot, and must run twice if others want the bucket. If a key is
+// invalid, InTx returns an error.
 func WithQueue(ctx context.Context, requests ...Request) context.Context {
 	return context.WithValue(ctx, queueKey{}, requests)
 }

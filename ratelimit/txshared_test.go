@@ -27,7 +27,8 @@ type sharing struct {
 	limiter, other *Limiter
 }
 
-// newSharing returns Limiters whose queues never time out, right after a conflict of their transactions on the bucket hot.
+// newSharing returns Limiters whose queues never time out, right after a conflict of their transactions on the bucket
+// hot.
 func newSharing(t *testing.T, configure ...func(*pgxpool.Config)) *sharing {
 	t.Helper()
 	b := &sharing{pool: postgrestest.New(t, configure...)}
@@ -151,8 +152,8 @@ func TestASharedTurnEndsWithItsTransaction(t *testing.T) {
 	}
 }
 
-// A transaction waits in the server, at most one of each process, until the transaction before it has committed. Then it runs
-// without a conflict, also if it does not name its buckets.
+// A transaction waits in the server, at most one of each process, until the transaction before it has committed. Then
+// it runs without a conflict, also if it does not name its buckets.
 func TestTurnsAreHandedOverInTheServer(t *testing.T) {
 	t.Parallel()
 	const workers = 8
@@ -277,8 +278,8 @@ func TestSharedTurnsOfATransactionInsideAnother(t *testing.T) {
 	require.ErrorIs(t, err, ErrInvalidKey)
 }
 
-// The body of a transaction runs once, before its turn and after it. Its SET LOCAL stays in effect, and a lock timeout of the wait
-// does not.
+// The body of a transaction runs once, before its turn and after it. Its SET LOCAL stays in effect, and a lock timeout
+// of the wait does not.
 func TestSettingsMadeBeforeATurnStay(t *testing.T) {
 	t.Parallel()
 	b := newSharing(t)

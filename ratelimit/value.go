@@ -21,9 +21,9 @@ type Value struct {
 	held *bucket.Content // nil for the zero Value
 }
 
-// At returns the number of tokens at another instant if no more are taken, up to the capacity. Instants before the last change
-// of the bucket count as that change. For a [Concurrency] limit it returns the free slots, if no lease is renewed or released
-// meanwhile. For the zero Value it returns 0.
+// At returns the number of tokens at another instant if no more are taken, up to the capacity. Instants before the last
+// change of the bucket count as that change. For a [Concurrency] limit it returns the free slots, if no lease is
+// renewed or released meanwhile. For the zero Value it returns 0.
 func (v Value) At(instant time.Time) float64 {
 	if v.Limit.isZero() { // the zero Value, for example after an error
 		return 0
@@ -31,8 +31,8 @@ func (v Value) At(instant time.Time) float64 {
 	return v.held.Tokens(clampInstant(instant))
 }
 
-// RetryAfter returns the time from instant until cost tokens can be taken, if no more are taken meanwhile. 0 means at once. It
-// returns ErrCostExceedsCapacity if they can never be taken, and ErrInvalidCost for an invalid cost.
+// RetryAfter returns the time from instant until cost tokens can be taken, if no more are taken meanwhile. 0 means at
+// once. It returns ErrCostExceedsCapacity if they can never be taken, and ErrInvalidCost for an invalid cost.
 func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error) {
 	d := v.Limit.definition()
 	if err := checkCost(&d, cost, v.capacity()); err != nil {
@@ -44,9 +44,9 @@ func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error
 	return v.held.Wait(clampInstant(instant), cost), nil
 }
 
-// Leases returns the leases on the slots of a [Concurrency] limit that had not ended at AsOf, by ascending Fence. Only the fields
-// Fence and Until are set. The Value in the answer of [Limiter.Acquire] knows the new lease only, and takes it that all other slots are held
-// until the last lease ends.
+// Leases returns the leases on the slots of a [Concurrency] limit that had not ended at AsOf, by ascending Fence. Only
+// the fields Fence and Until are set. The Value in the answer of [Limiter.Acquire] knows the new lease only, and takes
+// it that all other slots are held until the last lease ends.
 func (v Value) Leases() (leases []Lease) {
 	if v.held == nil {
 		return nil
@@ -67,25 +67,25 @@ func (v *Value) capacity() float64 {
 	return v.held.Terms.Capacity
 }
 
-// Take returns the bucket and the decision after taking cost tokens at an instant, for simulations, tests and previews. It uses
-// no database and stores nothing. Its decisions are equal to the decisions of Limiter.Take to the last bit, if no other call
-// changes the bucket. A refusal leaves the tokens unchanged. An instant before the last change of the bucket counts as that
-// change. But if it is more than a minute and a window earlier, a wrong clock has written the bucket, and the bucket goes on
-// from the instant.
+// Take returns the bucket and the decision after taking cost tokens at an instant, for simulations, tests and previews.
+// It uses no database and stores nothing. Its decisions are equal to the decisions of Limiter.Take to the last bit, if
+// no other call changes the bucket. A refusal leaves the tokens unchanged. An instant before the last change of the
+// bucket counts as that change. But if it is more than a minute and a window earlier, a wrong clock has written the
+// bucket, and the bucket goes on from the instant.
 //
-// An invalid cost, a cost above the capacity, and every cost of the zero Value are refused with a RetryAfter of 250 years, the
-// maximum. The method RetryAfter returns the reason as an error. A limit with Shards
-// is one bucket here. For a [Concurrency] limit it acquires slots.
+// An invalid cost, a cost above the capacity, and every cost of the zero Value are refused with a RetryAfter of 250
+// years, the maximum. The method RetryAfter returns the reason as an error. A limit with Shards is one bucket here. For
+// a [Concurrency] limit it acquires slots.
 func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
 	after, r := v.step(instant, cost, false)
 	return after, r.Decision
 }
 
-// Reserve returns the bucket and the reservation after reserving cost tokens at an instant. It equals Limiter.Reserve to the
-// last bit of ReadyAt, for a Limiter without Config.StaleAfter. Nothing is stored, so ID is empty.
+// Reserve returns the bucket and the reservation after reserving cost tokens at an instant. It equals Limiter.Reserve
+// to the last bit of ReadyAt, for a Limiter without Config.StaleAfter. Nothing is stored, so ID is empty.
 //
-// An invalid cost, and a cost above the sum that the limit can hold and owe, are refused with a RetryAfter of 250 years. So is every
-// cost of a limit with NoReservations and of the zero Value.
+// An invalid cost, and a cost above the sum that the limit can hold and owe, are refused with a RetryAfter of 250
+// years. So is every cost of a limit with NoReservations and of the zero Value.
 func (v Value) Reserve(instant time.Time, cost float64) (Value, Reservation) {
 	return v.step(instant, cost, true)
 }
@@ -102,7 +102,8 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 	ask := bucket.Ask{Terms: h.Terms, Cost: cost}
 	answer := h.Answer(now)
 	d := v.Limit.definition()
-	invalid := checkCost(&d, cost, math.Inf(1)) != nil || limitOwed(&ask, v.Limit, reserve) != nil || checkSlots(v.Limit, cost) != nil
+	invalid := checkCost(&d, cost, math.Inf(1)) != nil || limitOwed(&ask, v.Limit, reserve) != nil ||
+		checkSlots(v.Limit, cost) != nil
 	if !invalid {
 		answer = ask.Decide(answer)
 	}
@@ -119,8 +120,9 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 	return s.Value, r
 }
 
-// Full returns the value of an unused bucket at an instant, to begin a simulation. The cost of the request does not matter.
-// With Config.HashKey, fixed windows without a Start begin at other instants than here, because Full does not know the secret.
+// Full returns the value of an unused bucket at an instant, to begin a simulation. The cost of the request does not
+// matter. With Config.HashKey, fixed windows without a Start begin at other instants than here, because Full does not
+// know the secret.
 func (r Request) Full(instant time.Time) Value {
 	if r.limit.isZero() {
 		return Value{}
@@ -170,9 +172,9 @@ type windows struct {
 // startOf returns the start of the first step since 1970, if a step begins at phase.
 func startOf(phase, step int64) int64 { return (phase%step + step) % step }
 
-// MarshalJSON returns the data that a client needs to compute the bucket at other instants, with the same results to the last
-// bit. The JavaScript module of package httplimit/client does so. It contains no key, and no lease ID. The zero Value is null.
-// For a limit with Shards it contains the sum of the rows, as one bucket.
+// MarshalJSON returns the data that a client needs to compute the bucket at other instants, with the same results to
+// the last bit. The JavaScript module of package httplimit/client does so. It contains no key, and no lease ID. The
+// zero Value is null. For a limit with Shards it contains the sum of the rows, as one bucket.
 //
 //	limit                     the limit's name
 //	kind                      "token bucket", "fixed window", "calendar window", "sliding window" or "concurrency"
@@ -189,8 +191,8 @@ func startOf(phase, step int64) int64 { return (phase%step + step) % step }
 //	value, ts_us              the tokens at ts_us, negative while reservations are owed. Concurrency has no value
 //	now_us                    AsOf
 //
-// Durations and instants are whole microseconds, and instants count from 1970. Clients with float64 numbers read them exactly
-// until the year 2255, when they reach 2^53. So start_us is the first window since 1970.
+// Durations and instants are whole microseconds, and instants count from 1970. Clients with float64 numbers read them
+// exactly until the year 2255, when they reach 2^53. So start_us is the first window since 1970.
 func (v Value) MarshalJSON() ([]byte, error) {
 	if v.Limit.isZero() {
 		return []byte("null"), nil

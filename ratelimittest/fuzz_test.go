@@ -66,8 +66,9 @@ func isRefusalOfInput(err error) bool {
 	return false
 }
 
-// FuzzPolicies checks the promise of every policy, of any kind with any numbers. NewLimit returns an error, or a limit whose full
-// bucket gives the tokens that Check reports, refuses with a wait when it is empty, and gives again after that wait.
+// FuzzPolicies checks the promise of every policy, of any kind with any numbers. NewLimit returns an error, or a limit
+// whose full bucket gives the tokens that Check reports, refuses with a wait when it is empty, and gives again after
+// that wait.
 func FuzzPolicies(f *testing.F) {
 	minute, century := int64(time.Minute), int64(36525*ratelimit.Day)
 	for kind := range uint8(5 * policyKinds) {
@@ -181,9 +182,9 @@ type answers struct {
 	id                 string
 }
 
-// FuzzVerbs makes calls of all verbs with any costs, counts and instants. They return nil or a documented error, and the
-// buckets hold finite numbers. A transaction continues after an invalid call, and a transaction that is rolled back leaves no
-// trace.
+// FuzzVerbs makes calls of all verbs with any costs, counts and instants. They return nil or a documented error, and
+// the buckets hold finite numbers. A transaction continues after an invalid call, and a transaction that is rolled back
+// leaves no trace.
 func FuzzVerbs(f *testing.F) {
 	all := make([]byte, len(verbs))
 	for i := range all {

@@ -19,8 +19,9 @@ var ErrNoDatabase = memstore.ErrNoDatabase
 // pool has the methods of a DB.
 type pool = memstore.Pool
 
-// DB is a [ratelimit.Pool] in memory. Pass it to New of package ratelimit, with a Config of the test's own. Several Limiters of one
-// DB behave like several processes on one database. It is safe for concurrent use. Make it with [NewDB].
+// DB is a [ratelimit.Pool] in memory. Pass it to New of package ratelimit, with a Config of the test's own. Several
+// Limiters of one DB behave like several processes on one database. It is safe for concurrent use. Make it with
+// [NewDB].
 type DB struct{ pool }
 
 // SQL is the database of a test for everything but limits: a *pgxpool.Pool, or what plays one.
@@ -34,26 +35,26 @@ type SQL interface {
 // NewDB returns a DB in which every bucket is full.
 func NewDB() *DB { return &DB{memstore.NewPool(nil)} }
 
-// NewDBWith returns a DB whose transactions are paired with transactions of sql: statements of the code under test run there, and
-// both commit and roll back together. The limits stay in memory.
+// NewDBWith returns a DB whose transactions are paired with transactions of sql: statements of the code under test run
+// there, and both commit and roll back together. The limits stay in memory.
 func NewDBWith(sql SQL) *DB { return &DB{memstore.NewPool(sql)} }
 
-// Begin begins a transaction, to hand to code that is given one: [ratelimit.Limiter.WithTx] of a Limiter of the DB takes it.
-// Its SQL fails with [ErrNoDatabase], unless NewDBWith made the DB.
+// Begin begins a transaction, to hand to code that is given one: [ratelimit.Limiter.WithTx] of a Limiter of the DB
+// takes it. Its SQL fails with [ErrNoDatabase], unless NewDBWith made the DB.
 func (db *DB) Begin(ctx context.Context) (pgx.Tx, error) { return db.pool.Begin(ctx) }
 
-// OpenSQL returns a *sql.DB for code over database/sql. It pairs each transaction of db with a transaction of rows: statements of
-// the code under test run there, and both commit and roll back together. rows is any *sql.DB, for example a mock. If rows is nil,
-// SQL fails with [ErrNoDatabase]. The calls of sqllimit.WithTx are part of such a transaction, and a ROLLBACK TO a savepoint undoes
-// them too. Pass the *sql.DB itself to sqllimit.New.
+// OpenSQL returns a *sql.DB for code over database/sql. It pairs each transaction of db with a transaction of rows:
+// statements of the code under test run there, and both commit and roll back together. rows is any *sql.DB, for example
+// a mock. If rows is nil, SQL fails with [ErrNoDatabase]. The calls of sqllimit.WithTx are part of such a transaction,
+// and a ROLLBACK TO a savepoint undoes them too. Pass the *sql.DB itself to sqllimit.New.
 //
-// Statements reach rows when they are executed: a prepared statement is not prepared there, and transactions that SQL begins are
-// not known here. Close both.
+// Statements reach rows when they are executed: a prepared statement is not prepared there, and transactions that SQL
+// begins are not known here. Close both.
 func (db *DB) OpenSQL(rows *sql.DB) *sql.DB { return db.pool.OpenSQL(rows) }
 
-// New returns a Limiter in memory with the time of clock. A nil clock means the real time, or the bubble's time in a test of
-// package synctest. Every bucket is full. The Limiter is for this test alone and is closed when the test ends, which finds calls
-// that are still running. For another [ratelimit.Config], pass a DB to New of package ratelimit.
+// New returns a Limiter in memory with the time of clock. A nil clock means the real time, or the bubble's time in a
+// test of package synctest. Every bucket is full. The Limiter is for this test alone and is closed when the test ends,
+// which finds calls that are still running. For another [ratelimit.Config], pass a DB to New of package ratelimit.
 func New(t testing.TB, clock *Clock) *ratelimit.Limiter {
 	t.Helper()
 	var config ratelimit.Config

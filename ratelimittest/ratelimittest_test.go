@@ -180,8 +180,8 @@ func TestDependencies(t *testing.T) {
 	}
 }
 
-// TestARolledBackExpireForgetsNothing expects that the IDs of old reservations stay known after a rollback, and are forgotten at the
-// commit, as in Postgres.
+// TestARolledBackExpireForgetsNothing expects that the IDs of old reservations stay known after a rollback, and are
+// forgotten at the commit, as in Postgres.
 func TestARolledBackExpireForgetsNothing(t *testing.T) {
 	t.Parallel()
 	clock := ratelimittest.NewClock()

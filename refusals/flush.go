@@ -43,13 +43,14 @@ func newStatements(schema string) statements {
 	return statements{add: in(addSQL), top: in(topSQL), prune: in(pruneSQL)}
 }
 
-// Run writes the counts each second until ctx ends, then a last time, and returns the error of that. Each write is one statement
-// for each minute with refusals, on a connection of the pool, with a timeout of a second. Counts of several processes add up.
+// Run writes the counts each second until ctx ends, then a last time, and returns the error of that. Each write is one
+// statement for each minute with refusals, on a connection of the pool, with a timeout of a second. Counts of several
+// processes add up.
 //
-// If a write fails, counting goes on and the next write includes the rows. If an error leaves open whether the rows were written,
-// for example because the connection broke, they are not written again. So nothing is counted twice; see [Counter.Dropped]. The
-// keys of a minute get their rows when it is over, the heaviest ones sooner. Until then their refusals are in the row with the
-// empty key. A process that dies leaves them there, and loses up to a second.
+// If a write fails, counting goes on and the next write includes the rows. If an error leaves open whether the rows
+// were written, for example because the connection broke, they are not written again. So nothing is counted twice; see
+// [Counter.Dropped]. The keys of a minute get their rows when it is over, the heaviest ones sooner. Until then their
+// refusals are in the row with the empty key. A process that dies leaves them there, and loses up to a second.
 func (c *Counter) Run(ctx context.Context) error {
 	if err := checkContext(ctx, "run"); err != nil {
 		return err
@@ -90,7 +91,8 @@ func (c *Counter) flush(ctx context.Context, last bool) error {
 	return nil
 }
 
-// collect returns the rows of a minute to write. If the minute is over, it counts no more keys, and ends once it has no rows.
+// collect returns the rows of a minute to write. If the minute is over, it counts no more keys, and ends once it has no
+// rows.
 func (c *Counter) collect(m *minute, last bool) map[id]tally {
 	c.mu.Lock()
 	defer c.mu.Unlock()

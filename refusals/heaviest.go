@@ -2,14 +2,15 @@ package refusals
 
 import "strings"
 
-// heaviest counts the most frequent keys of a stream in a fixed number of places, by the space-saving algorithm of Metwally,
-// Agrawal and El Abbadi (Efficient computation of frequent and top-k elements in data streams, ICDT 2005). A key without a place
-// takes the place of the key with the lowest count, and continues from that count. After n keys, for each key with a place,
+// heaviest counts the most frequent keys of a stream in a fixed number of places, by the space-saving algorithm of
+// Metwally, Agrawal and El Abbadi (Efficient computation of frequent and top-k elements in data streams, ICDT 2005). A
+// key without a place takes the place of the key with the lowest count, and continues from that count. After n keys,
+// for each key with a place,
 //
 //	true <= count,  count - over <= true,  over <= n / places
 //
-// and each key that occurred more than n / places times has one. count - over is exact since the key took its place: it is the
-// number that is written.
+// and each key that occurred more than n / places times has one. count - over is exact since the key took its place: it
+// is the number that is written.
 type heaviest struct {
 	places int
 	of     map[id]*place
@@ -53,7 +54,8 @@ func (h *heaviest) raise(p *place) {
 	h.order[first].count++
 }
 
-// admit returns the place of a key, and gives it one if it has none. Without a free place, the key with the lowest count loses its.
+// admit returns the place of a key, and gives it one if it has none. Without a free place, the key with the lowest
+// count loses its.
 func (h *heaviest) admit(of id) *place {
 	if p := h.of[of]; p != nil {
 		return p

@@ -13,18 +13,18 @@ import (
 )
 
 const (
-	// maxKeys is how many rows a process writes for the keys of a minute. Of these, earlyKeys may be written before the minute is
-	// over, and earlyOnce of them with each flush.
+	// maxKeys is how many rows a process writes for the keys of a minute. Of these, earlyKeys may be written before the
+	// minute is over, and earlyOnce of them with each flush.
 	maxKeys, earlyKeys, earlyOnce = 10_000, 400, 8
 	// places is how many keys a minute counts. A key that was written early and loses its place keeps its row.
 	places = maxKeys - earlyKeys
 
-	// takers is how many keys of allowed requests a minute counts, mostTakers how many get a row, and mostSampled about how many
-	// requests are counted.
+	// takers is how many keys of allowed requests a minute counts, mostTakers how many get a row, and mostSampled about
+	// how many requests are counted.
 	takers, mostTakers, mostSampled = 1000, 100, 4096
 
-	// maxPairs is how many limits with their routes a minute counts. The last ones each stand for all further routes of a limit,
-	// and the very last ones for all further limits.
+	// maxPairs is how many limits with their routes a minute counts. The last ones each stand for all further routes of a
+	// limit, and the very last ones for all further limits.
 	maxPairs, otherRoutes, otherLimits = 1000, 100, 2
 	// other is the name of everything that is counted together. No limit has this name.
 	other = "*"
@@ -153,9 +153,9 @@ func (m *minute) sum(p pair) *sum {
 	return m.sums[p]
 }
 
-// collect returns the rows to add to the table: the refusals counted since the last call, and the rows that could not be
-// written. Sums over them are exact. A key that gets a row moves its refusals there from the row with the empty key. If all,
-// every key gets one; otherwise only a few of the heaviest ones do.
+// collect returns the rows to add to the table: the refusals counted since the last call, and the rows that could not
+// be written. Sums over them are exact. A key that gets a row moves its refusals there from the row with the empty key.
+// If all, every key gets one; otherwise only a few of the heaviest ones do.
 func (m *minute) collect(all bool) map[id]tally {
 	rows := m.undone
 	if m.undone = nil; rows == nil {
@@ -194,8 +194,8 @@ func (m *minute) collect(all bool) map[id]tally {
 	return rows
 }
 
-// forget clears the counts by key. Call it if rows may not have been written: the keys can move only refusals that the row with the
-// empty key has.
+// forget clears the counts by key. Call it if rows may not have been written: the keys can move only refusals that the
+// row with the empty key has.
 func (m *minute) forget() {
 	for _, r := range slices.Concat(m.keys.order, m.allowed.order) {
 		r.own = tally{}

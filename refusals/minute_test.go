@@ -19,8 +19,8 @@ var noon = time.Date(2026, time.March, 9, 12, 0, 0, 0, time.UTC)
 
 func minuteAt(at time.Time, places int) *minute { return newMinute(at.UnixMicro(), at, places) }
 
-// For any order of counting and collecting, sums over the rows of a limit and route are exact after each collection. No key has
-// more refusals than it had.
+// For any order of counting and collecting, sums over the rows of a limit and route are exact after each collection. No
+// key has more refusals than it had.
 func TestTheRowsOfAMinuteAddUp(t *testing.T) {
 	t.Parallel()
 	r := testsize.Rand(t)

@@ -1,9 +1,10 @@
-// Package refusals counts in a table who was refused by which limit, and on which route, and how many requests each limit allowed.
+// Package refusals counts in a table who was refused by which limit, and on which route, and how many requests each
+// limit allowed.
 //
-// One row for each refusal would let an attacker generate database writes. A [Counter] counts in memory, by the minute, and adds
-// the counts to the table ratelimit.refusals each second. It writes exact sums for each limit and route, and rows for the keys with
-// the most refusals. A process writes at most 10,000 rows a minute for keys, and 1,000 for limits and routes. No decision waits for
-// the Counter or fails because of it. Rows stay until Prune deletes them.
+// One row for each refusal would let an attacker generate database writes. A [Counter] counts in memory, by the minute,
+// and adds the counts to the table ratelimit.refusals each second. It writes exact sums for each limit and route, and
+// rows for the keys with the most refusals. A process writes at most 10,000 rows a minute for keys, and 1,000 for
+// limits and routes. No decision waits for the Counter or fails because of it. Rows stay until Prune deletes them.
 //
 //	counter, err := refusals.New(pool, refusals.Config{Keys: true})
 //	limiter, err := ratelimit.New(pool, ratelimit.Config{Refused: counter.Refused, Allowed: counter.Allowed, Observer: counter})
@@ -29,8 +30,8 @@ import (
 type Config struct {
 	// Schema is the schema of the tables that migrations.Up made. Defaults to "ratelimit".
 	Schema string
-	// Keys writes keys to the table, as they are stored: the HMAC if ratelimit.Config.HashKey is set, otherwise the text that
-	// your program passes, for example an address. Defaults to false: the table then has limits and routes only.
+	// Keys writes keys to the table, as they are stored: the HMAC if ratelimit.Config.HashKey is set, otherwise the text
+	// that your program passes, for example an address. Defaults to false: the table then has limits and routes only.
 	Keys bool
 	// Logger gets a line if counts cannot be written. Defaults to slog.Default().
 	Logger *slog.Logger
@@ -66,8 +67,8 @@ type Counter struct {
 	flushing sync.Mutex
 }
 
-// New returns a Counter that writes on connections of the pool. It sends nothing. The error wraps ratelimit.ErrInvalidConfig and
-// says what to change.
+// New returns a Counter that writes on connections of the pool. It sends nothing. The error wraps
+// ratelimit.ErrInvalidConfig and says what to change.
 func New(pool *pgxpool.Pool, config Config) (*Counter, error) {
 	if pool == nil {
 		return nil, fmt.Errorf("%w: refusals: the pool is nil; pass what pgxpool.New returned", ratelimit.ErrInvalidConfig)
@@ -97,10 +98,11 @@ func schemaOf(name string) (string, error) {
 	return name, nil
 }
 
-// Refused counts a refusal in the minute of its decision. Pass it as [ratelimit.Config.Refused]. It waits for no database and
-// cannot fail. It counts refusals of limits in shadow separately.
+// Refused counts a refusal in the minute of its decision. Pass it as [ratelimit.Config.Refused]. It waits for no
+// database and cannot fail. It counts refusals of limits in shadow separately.
 //
-// A minute has up to 1,000 pairs of a limit and a route. Further routes, and then further limits, are counted under the name *.
+// A minute has up to 1,000 pairs of a limit and a route. Further routes, and then further limits, are counted under the
+// name *.
 func (c *Counter) Refused(_ context.Context, refusal ratelimit.Refusal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,9 +113,9 @@ func (c *Counter) Refused(_ context.Context, refusal ratelimit.Refusal) {
 	}
 }
 
-// Observe counts the requests that each limit of an allowed Take, Reserve or Acquire has allowed. It does not count limits that are
-// off, and refusals in shadow. Pass the Counter as [ratelimit.Config.Observer], with others by [ratelimit.Observers]. Without it,
-// pages show no allowed requests.
+// Observe counts the requests that each limit of an allowed Take, Reserve or Acquire has allowed. It does not count
+// limits that are off, and refusals in shadow. Pass the Counter as [ratelimit.Config.Observer], with others by
+// [ratelimit.Observers]. Without it, pages show no allowed requests.
 func (c *Counter) Observe(_ context.Context, event ratelimit.Event) {
 	d, ok := event.(ratelimit.Decided)
 	if !ok || !d.Decision.Allowed || d.Verb == "check" {
@@ -132,9 +134,10 @@ func (c *Counter) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// Allowed counts an allowed request for its key, if Config.Keys is set. Pass it as [ratelimit.Config.Allowed]. Pages and ratelimit top show
-// the keys that take most, once a minute is over: up to 100 of a process. A process counts each of the first requests, and in a minute
-// that follows one with more than 4,096, about as many at random, so that the numbers are estimates.
+// Allowed counts an allowed request for its key, if Config.Keys is set. Pass it as [ratelimit.Config.Allowed]. Pages
+// and ratelimit top show the keys that take most, once a minute is over: up to 100 of a process. A process counts each
+// of the first requests, and in a minute that follows one with more than 4,096, about as many at random, so that the
+// numbers are estimates.
 func (c *Counter) Allowed(_ context.Context, a ratelimit.Allowance) {
 	if c.places == 0 || a.Key == "" {
 		return
@@ -152,21 +155,22 @@ func startOf(at time.Time) int64 {
 	return us - ((us%usPerMinute)+usPerMinute)%usPerMinute
 }
 
-// Dropped returns how many refusals may be missing in the table. A refusal is dropped if its minute could not be written for
-// five minutes, or if an error leaves open whether it was written.
+// Dropped returns how many refusals may be missing in the table. A refusal is dropped if its minute could not be
+// written for five minutes, or if an error leaves open whether it was written.
 func (c *Counter) Dropped() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.dropped
 }
 
-// minute returns the minute that begins at startUs. It returns nil if the minute is older than all that are kept. A minute whose
-// keys are written already begins anew without keys, so that it gets no second set of rows.
+// minute returns the minute that begins at startUs. It returns nil if the minute is older than all that are kept. A
+// minute whose keys are written already begins anew without keys, so that it gets no second set of rows.
 func (c *Counter) minute(startUs int64) *minute {
 	if n := len(c.minutes); n > 0 && c.minutes[n-1].startUs == startUs {
 		return c.minutes[n-1]
 	}
-	at, found := slices.BinarySearchFunc(c.minutes, startUs, func(m *minute, us int64) int { return cmp.Compare(m.startUs, us) })
+	at, found := slices.BinarySearchFunc(c.minutes, startUs,
+		func(m *minute, us int64) int { return cmp.Compare(m.startUs, us) })
 	if found {
 		return c.minutes[at]
 	}

@@ -141,8 +141,8 @@ var (
 	tried  = ratelimit.Define("tried", ratelimit.PerDay(1))
 )
 
-// The refusals of a Limiter are in the table, also those whose transaction was rolled back, with stored keys only if Config asks for
-// them. So is the number of allowed requests.
+// The refusals of a Limiter are in the table, also those whose transaction was rolled back, with stored keys only if
+// Config asks for them. So is the number of allowed requests.
 func TestRefusalsOfALimiterAreInTheTable(t *testing.T) {
 	t.Parallel()
 	for _, config := range []Config{{Keys: true}, {Schema: "limits"}} {
@@ -219,7 +219,8 @@ func TestFlushesAddUp(t *testing.T) {
 	}, one.rows(t))
 }
 
-// The keys of a minute are written when it is over. Later refusals of the minute are in the sums, and get no rows of their own.
+// The keys of a minute are written when it is over. Later refusals of the minute are in the sums, and get no rows of
+// their own.
 func TestAMinuteEnds(t *testing.T) {
 	t.Parallel()
 	b := setup(t)

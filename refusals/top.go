@@ -50,8 +50,8 @@ type Sum struct {
 	Limit string
 	// Route is set for ByRoute.
 	Route string
-	// Key is the key as stored. It is set for ByKey. The empty key has the refusals of [ratelimit.Limit.Global], of keys that
-	// were not among the heaviest, and of keys in a minute that is not over.
+	// Key is the key as stored. It is set for ByKey. The empty key has the refusals of [ratelimit.Limit.Global], of keys
+	// that were not among the heaviest, and of keys in a minute that is not over.
 	Key string
 	// Refused is the number of refusals. For a key it may be less than the true number, and is never more.
 	Refused int64
@@ -71,7 +71,8 @@ func (c *TopConfig) Check() error {
 		return fmt.Errorf("%w: refusals: By is %.20q; use limit, route or key", ratelimit.ErrInvalidRequest, string(c.By))
 	}
 	if c.Most < 0 || c.Most > maxMost {
-		return fmt.Errorf("%w: refusals: Most is %d; use 1 to %d, or 0 for %d", ratelimit.ErrInvalidRequest, c.Most, maxMost, defaultMost)
+		return fmt.Errorf("%w: refusals: Most is %d; use 1 to %d, or 0 for %d", ratelimit.ErrInvalidRequest, c.Most, maxMost,
+			defaultMost)
 	}
 	return nil
 }
@@ -81,8 +82,8 @@ type DB interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// Top returns the sums with the most refusals, the largest first. It reads all rows of the selected minutes, so it does not
-// count refusals that are not written yet. schema is the schema of the table; "" is "ratelimit". The error wraps
+// Top returns the sums with the most refusals, the largest first. It reads all rows of the selected minutes, so it does
+// not count refusals that are not written yet. schema is the schema of the table; "" is "ratelimit". The error wraps
 // ratelimit.ErrInvalidConfig if schema is invalid, and ratelimit.ErrInvalidRequest if config is invalid.
 func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, error) {
 	if err := checkContext(ctx, "top"); err != nil {
@@ -102,7 +103,8 @@ func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, er
 		return nil, fmt.Errorf("refusals: top: %w", pgerr.Explain(err, schema, privileges))
 	}
 	// Planned each time, for these minutes: a generic plan expects few rows, and sorts them instead of hashing.
-	rows, err := db.Query(ctx, newStatements(schema).top, pgx.QueryExecModeExec, config.Since, config.Until, config.By == ByRoute, config.By == ByKey,
+	rows, err := db.Query(ctx, newStatements(schema).top, pgx.QueryExecModeExec, config.Since, config.Until,
+		config.By == ByRoute, config.By == ByKey,
 		clean(config.Limit, maxNameBytes+1), config.Shadow, cmp.Or(config.Most, defaultMost), config.Allowed)
 	if err != nil {
 		return nil, fmt.Errorf("refusals: top: %w", pgerr.Explain(err, schema, privileges))
@@ -132,7 +134,8 @@ func checkContext(ctx context.Context, call string) error {
 
 // checkHidden returns an error if row level security may hide rows of the table.
 func checkHidden(ctx context.Context, db DB, schema string) error {
-	rows, err := db.Query(ctx, "SELECT "+pgerr.Hidden("$1::text", "current_user", "refusals"), pgx.QueryExecModeExec, schema)
+	rows, err := db.Query(ctx, "SELECT "+pgerr.Hidden("$1::text", "current_user", "refusals"), pgx.QueryExecModeExec,
+		schema)
 	if err != nil {
 		return err
 	}
@@ -146,9 +149,9 @@ func checkHidden(ctx context.Context, db DB, schema string) error {
 // pruneRows is how many rows a statement deletes at most.
 const pruneRows = 10_000
 
-// Prune deletes the rows of minutes that began before an instant, the oldest first, and returns how many it deleted. It works in
-// small transactions and skips rows that another process is deleting. If it returns an error, the rows deleted so far stay
-// deleted. Call it every hour or day.
+// Prune deletes the rows of minutes that began before an instant, the oldest first, and returns how many it deleted. It
+// works in small transactions and skips rows that another process is deleting. If it returns an error, the rows deleted
+// so far stay deleted. Call it every hour or day.
 func (c *Counter) Prune(ctx context.Context, before time.Time) (deleted int64, err error) {
 	if err := checkContext(ctx, "prune"); err != nil {
 		return 0, err

@@ -60,7 +60,8 @@ func statusOf(states []ratelimit.State) *ratelimitv3.RateLimitResponse_Descripto
 	return status
 }
 
-// isTighter reports whether a client learns more from s than from o: a refusal before others, and of two refusals the longer one.
+// isTighter reports whether a client learns more from s than from o: a refusal before others, and of two refusals the
+// longer one.
 func isTighter(s, o *ratelimit.State) bool {
 	refuses, other := telemetry.Refuses(s), telemetry.Refuses(o)
 	switch {
@@ -91,11 +92,14 @@ func units() []unit {
 	}
 }
 
-// limitOf returns the limit of a state. A period of several units has a multiplier, and a period without a whole number of units has no
-// unit.
+// limitOf returns the limit of a state. A period of several units has a multiplier, and a period without a whole number
+// of units has no unit.
 func limitOf(s *ratelimit.State) *ratelimitv3.RateLimitResponse_RateLimit {
 	n := s.Limit.Numbers()
-	limit := &ratelimitv3.RateLimitResponse_RateLimit{Name: s.Limit.Name(), RequestsPerUnit: uint32(min(n.Rate, math.MaxUint32))}
+	limit := &ratelimitv3.RateLimitResponse_RateLimit{
+		Name:            s.Limit.Name(),
+		RequestsPerUnit: uint32(min(n.Rate, math.MaxUint32)),
+	}
 	if s.Limit.Capacity() == 0 { // nothing can be taken, as by an override of 0
 		limit.RequestsPerUnit = 0
 	}

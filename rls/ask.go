@@ -93,7 +93,9 @@ func (s *Service) asks(call *ratelimitv3.RateLimitRequest) ([]ask, error) {
 }
 
 // requestsOf returns the requests of a descriptor at the cost of one hit.
-func requestsOf(site *rules.Site, known bool, domain string, d *commonv3.RateLimitDescriptor) ([]ratelimit.Request, error) {
+func requestsOf(site *rules.Site, known bool, domain string,
+	d *commonv3.RateLimitDescriptor,
+) ([]ratelimit.Request, error) {
 	if override := d.GetLimit(); override != nil {
 		request, err := overridden(domain, d)
 		return []ratelimit.Request{request}, err
@@ -130,7 +132,8 @@ func attributesOf(d *commonv3.RateLimitDescriptor) rules.Attributes {
 	return a
 }
 
-// overridden returns the request for the limit in a descriptor: a fixed window from 1970 on. A limit of 0 allows nothing.
+// overridden returns the request for the limit in a descriptor: a fixed window from 1970 on. A limit of 0 allows
+// nothing.
 func overridden(domain string, d *commonv3.RateLimitDescriptor) (ratelimit.Request, error) {
 	n, unit := d.GetLimit().GetRequestsPerUnit(), d.GetLimit().GetUnit()
 	for _, u := range units() {
@@ -158,7 +161,9 @@ func overridden(domain string, d *commonv3.RateLimitDescriptor) (ratelimit.Reque
 		sum := sha256.Sum256([]byte(ratelimit.Join(parts...)))
 		return limit.For(base64.RawURLEncoding.EncodeToString(sum[:])), nil
 	}
-	return ratelimit.Request{}, fmt.Errorf("%w: the override has the unit %v; use second, minute, hour, day, month or year", ratelimit.ErrInvalidRequest, unit)
+	return ratelimit.Request{},
+		fmt.Errorf("%w: the override has the unit %v; use second, minute, hour, day, month or year",
+			ratelimit.ErrInvalidRequest, unit)
 }
 
 // decide decides on all descriptors together. The decision has a state for each of their requests, in order.
@@ -224,9 +229,11 @@ func take(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.
 	return d, err
 }
 
-// tooCostly returns the refusal of requests of which one asks for more than its limit can ever give. Its wait is 0, because waiting
-// does not help.
-func tooCostly(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (all ratelimit.Decision, err error) {
+// tooCostly returns the refusal of requests of which one asks for more than its limit can ever give. Its wait is 0,
+// because waiting does not help.
+func tooCostly(ctx context.Context, limiter *ratelimit.Limiter,
+	requests []ratelimit.Request,
+) (all ratelimit.Decision, err error) {
 	for _, r := range requests {
 		d, err := limiter.Check(ctx, r)
 		if errors.Is(err, ratelimit.ErrCostExceedsCapacity) {
@@ -242,7 +249,8 @@ func tooCostly(ctx context.Context, limiter *ratelimit.Limiter, requests []ratel
 	return all, nil
 }
 
-// joined returns the decision d with the states of changed in the places of their descriptors. Hits that were not taken refuse nothing.
+// joined returns the decision d with the states of changed in the places of their descriptors. Hits that were not taken
+// refuse nothing.
 func joined(asked []ask, d, changed ratelimit.Decision) ratelimit.Decision {
 	var states []ratelimit.State
 	for _, a := range asked {

@@ -4,9 +4,9 @@
 //	server := grpc.NewServer()
 //	ratelimitv3.RegisterRateLimitServiceServer(server, service)
 //
-// The entries of a descriptor are the attributes of package rules: an entry "user" is the attribute user, and other names must be in
-// [rules.SiteConfig].Attributes. The tiers of the Site select the limits of each descriptor. All limits of a call are decided
-// together: it takes from all of them or from none.
+// The entries of a descriptor are the attributes of package rules: an entry "user" is the attribute user, and other
+// names must be in [rules.SiteConfig].Attributes. The tiers of the Site select the limits of each descriptor. All
+// limits of a call are decided together: it takes from all of them or from none.
 //
 // The entries address, remote_address and masked_remote_address are clients' addresses: every guard and the tiers make
 // the same key of one, so an IPv6 client is its /64. To count larger networks, set v6_prefix_mask_len of
@@ -63,9 +63,9 @@ var ErrInvalidConfig = errors.New("rls: invalid configuration")
 type Domain struct {
 	// Site selects the limits of a descriptor. It is required.
 	Site *rules.Site
-	// Charge takes the hits of every call, even if the limits have fewer tokens. Later calls then wait until the owed tokens are
-	// repaid. It is for hits that are known after the work, which Envoy sends with apply_on_stream_done. Give them a domain of their
-	// own, because a call does not say when it was sent.
+	// Charge takes the hits of every call, even if the limits have fewer tokens. Later calls then wait until the owed
+	// tokens are repaid. It is for hits that are known after the work, which Envoy sends with apply_on_stream_done. Give
+	// them a domain of their own, because a call does not say when it was sent.
 	Charge bool
 }
 
@@ -100,14 +100,18 @@ func New(limiter *ratelimit.Limiter, config Config) (*Service, error) {
 	}
 	for name, domain := range config.Domains {
 		if name == "" || domain.Site == nil {
-			return nil, fmt.Errorf("%w: domain %.80q needs a name and a Site; pass what rules.NewSite returned", ErrInvalidConfig, name)
+			return nil, fmt.Errorf("%w: domain %.80q needs a name and a Site; pass what rules.NewSite returned",
+				ErrInvalidConfig, name)
 		}
 	}
-	return &Service{limiter: limiter, domains: maps.Clone(config.Domains), logger: cmp.Or(config.Logger, slog.Default())}, nil
+	return &Service{limiter: limiter, domains: maps.Clone(config.Domains), logger: cmp.Or(config.Logger, slog.Default())},
+		nil
 }
 
 // ShouldRateLimit decides on a call. Errors have the codes of the package comment, and contain no value of an entry.
-func (s *Service) ShouldRateLimit(ctx context.Context, call *ratelimitv3.RateLimitRequest) (*ratelimitv3.RateLimitResponse, error) {
+func (s *Service) ShouldRateLimit(ctx context.Context,
+	call *ratelimitv3.RateLimitRequest,
+) (*ratelimitv3.RateLimitResponse, error) {
 	if err := check(call); err != nil {
 		return nil, status.Error(codes.InvalidArgument, err.Error())
 	}
@@ -143,7 +147,8 @@ func (s *Service) tellUnlimited(ctx context.Context, call *ratelimitv3.RateLimit
 	s.limiter.Observe(ctx, ratelimit.Answered{Route: domain, Result: guard.Unlimited})
 	if _, known := s.domains[domain]; !known {
 		if s.unlimited.IsFirst(domain) {
-			s.logger.WarnContext(ctx, "rls: calls of an unknown domain are allowed without a limit; correct its name, or add it to Domains",
+			s.logger.WarnContext(ctx, "rls: calls of an unknown domain are allowed without a limit; correct its name, or add "+
+				"it to Domains",
 				slog.String("domain", fmt.Sprintf("%.80s", domain)), slog.Any("domains", slices.Sorted(maps.Keys(s.domains))))
 		}
 		return
@@ -153,7 +158,8 @@ func (s *Service) tellUnlimited(ctx context.Context, call *ratelimitv3.RateLimit
 		names = append(names, fmt.Sprintf("%.80s", e.GetKey()))
 	}
 	if s.unlimited.IsFirst(domain + "\x00" + strings.Join(names, "\x00")) {
-		s.logger.WarnContext(ctx, "rls: no tier fits a descriptor, so that it is allowed without a limit; correct its entries, or add a tier",
+		s.logger.WarnContext(ctx, "rls: no tier fits a descriptor, so that it is allowed without a limit; correct its "+
+			"entries, or add a tier",
 			slog.String("domain", domain), slog.Any("entries", names))
 	}
 }
@@ -168,6 +174,7 @@ func (s *Service) failed(ctx context.Context, call *ratelimitv3.RateLimitRequest
 	case result == guard.BadKey || result == guard.BadCost || result == guard.TooCostly || guard.IsMisuse(err):
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	s.failures.Failed(ctx, s.logger, slog.LevelError, "rls: call without a decision", err, slog.String("domain", call.GetDomain()))
+	s.failures.Failed(ctx, s.logger, slog.LevelError, "rls: call without a decision", err,
+		slog.String("domain", call.GetDomain()))
 	return status.Error(codes.Unavailable, "the limits of this call could not be asked")
 }

@@ -240,8 +240,8 @@ func overridden(n uint32, unit typev3.RateLimitUnit, entries ...string) *commonv
 	return d
 }
 
-// TestRefusalsAndFailures expects that a refusal tells clients of the gateway when to come back, and that a failure is an error, and no
-// answer that a gateway could take for an admission.
+// TestRefusalsAndFailures expects that a refusal tells clients of the gateway when to come back, and that a failure is
+// an error, and no answer that a gateway could take for an admission.
 func TestRefusalsAndFailures(t *testing.T) {
 	t.Parallel()
 	s := newService(t)
@@ -310,8 +310,8 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// TestUnlimitedCallsAreReported promises an event for each call that passes without a limit, and a warning for each unknown domain and
-// each set of entries, up to a bound, without values.
+// TestUnlimitedCallsAreReported promises an event for each call that passes without a limit, and a warning for each
+// unknown domain and each set of entries, up to a bound, without values.
 func TestUnlimitedCallsAreReported(t *testing.T) {
 	t.Parallel()
 	file, err := rules.Read(strings.NewReader(document))

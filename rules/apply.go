@@ -12,16 +12,16 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// kept is how long overrides that have ended, and rules that were deleted, stay loaded. A bucket that was not used for longer is
-// settled as if there had been none.
+// kept is how long overrides that have ended, and rules that were deleted, stay loaded. A bucket that was not used for
+// longer is settled as if there had been none.
 const kept = 30 * 24 * time.Hour
 
 // maxAhead is how many changes of a rule, or of the overrides of a key, may lie further ahead than the Lead of a Store.
 const maxAhead = 32
 
-// Apply makes changes together: all of them or, when it returns an error, none. It returns an error that wraps ErrInvalid,
-// before any change, when one of them says what cannot be or would hold from an instant that is past, and ErrNotFound when
-// there is nothing to take away.
+// Apply makes changes together: all of them or, when it returns an error, none. It returns an error that wraps
+// ErrInvalid, before any change, when one of them says what cannot be or would hold from an instant that is past, and
+// ErrNotFound when there is nothing to take away.
 func (s *Store) Apply(ctx context.Context, edit Edit, changes Changes) (applied Applied, err error) {
 	if err := s.check(ctx, "apply"); err != nil {
 		return Applied{}, err
@@ -79,7 +79,8 @@ func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Change
 		w.from, w.pauseFrom = edit.From.UnixMicro(), edit.From.UnixMicro()
 	}
 	if w.from < w.now {
-		return Applied{}, invalid("the Edit holds from %v, which is past; what was decided since cannot be decided again: use now or later, or leave it out", timeOf(&w.from))
+		return Applied{}, invalid("the Edit holds from %v, which is past; what was decided since cannot be decided again: "+
+			"use now or later, or leave it out", timeOf(&w.from))
 	}
 	if err := s.checkKeys(ctx, tx, changes); err != nil {
 		return Applied{}, err
@@ -159,8 +160,8 @@ func (w *writer) queue(sql string, args ...any) {
 // check has the statement that was queued last looked at.
 func (w *writer) check(of func(pgconn.CommandTag) error) { w.checks[len(w.checks)-1] = of }
 
-// state queues a row that replaces the statements about the same thing that begin before an instant. If the row removes the thing, the
-// thing must exist; missing is its name in the error.
+// state queues a row that replaces the statements about the same thing that begin before an instant. If the row removes
+// the thing, the thing must exist; missing is its name in the error.
 func (w *writer) state(r row, before int64, missing string, args ...any) {
 	w.queue(w.sql.replace, r.of, r.name, r.plan, r.key, r.from, before)
 	if r.says == nil {
@@ -178,7 +179,8 @@ func (w *writer) state(r row, before int64, missing string, args ...any) {
 	w.queue(w.sql.state, append(r.args(), maxAhead, w.soon)...)
 	w.check(func(tag pgconn.CommandTag) error {
 		if tag.RowsAffected() == 0 {
-			return invalid("%s of %q: %d changes lie ahead of this one; make it once some of them have begun, or in their place", r.of, r.name, maxAhead)
+			return invalid("%s of %q: %d changes lie ahead of this one; make it once some of them have begun, or in their place",
+				r.of, r.name, maxAhead)
 		}
 		return nil
 	})
@@ -204,7 +206,8 @@ func (w *writer) rules(c *Changes) error {
 		w.state(r, maxInstant, "")
 	}
 	for _, id := range c.Delete {
-		w.state(row{of: OfRule, name: id.Limit, plan: id.Plan, from: w.from}, maxInstant, "rule of %q for the plan %q", id.Limit, id.Plan)
+		w.state(row{of: OfRule, name: id.Limit, plan: id.Plan, from: w.from}, maxInstant, "rule of %q for the plan %q",
+			id.Limit, id.Plan)
 	}
 	return nil
 }
@@ -221,7 +224,8 @@ func (w *writer) overrides(c *Changes) error {
 		w.state(r, maxInstant, "")
 	}
 	for _, b := range c.RemoveOverride {
-		w.state(row{of: OfOverride, name: b.Limit, key: b.Key, from: w.from}, maxInstant, "override of that key of %q", b.Limit)
+		w.state(row{of: OfOverride, name: b.Limit, key: b.Key, from: w.from}, maxInstant, "override of that key of %q",
+			b.Limit)
 	}
 	return nil
 }

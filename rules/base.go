@@ -28,7 +28,8 @@ type compiledRule struct {
 }
 
 func (of *limitRules) baseOf(plan string, so chain) *base {
-	b := &base{of: of, name: nameOf(of.name, plan), chain: so, empty: len(so) == 1 && so[0].says == nil && of.pause.until == 0}
+	b := &base{of: of, name: nameOf(of.name, plan), chain: so, empty: len(so) == 1 && so[0].says == nil &&
+		of.pause.until == 0}
 	b.compiled.Store(&[]compiledRule{})
 	return b
 }
@@ -69,7 +70,8 @@ func (b *base) compile(limit ratelimit.Limit) *ratelimit.Ruling {
 	return rule
 }
 
-// ruleOf makes a rule of a chain. It returns nil where there is no such rule, which the checks before do not let happen.
+// ruleOf makes a rule of a chain. It returns nil where there is no such rule, which the checks before do not let
+// happen.
 func ruleOf(limit ratelimit.Limit, name string, so chain, p pause, now int64) *ratelimit.Ruling {
 	config := ratelimit.RulingConfig{Name: name, Eras: so.eras(limit.Policy(), now)}
 	if p.until != 0 {

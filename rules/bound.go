@@ -56,9 +56,9 @@ func (d *definition) count() int {
 	return len(d.limits) + count(d.many, d.standIns.Load() != nil)
 }
 
-// RulingsOf returns a ruling for Prune; see [ratelimit.Policies]. Under it no bucket of a limit is full before it is full under the
-// loaded rules and overrides, in all eras. A Set learns the definition in the code from Config.Limits, or from the first call for the
-// limit. Until then no bucket is full.
+// RulingsOf returns a ruling for Prune; see [ratelimit.Policies]. Under it no bucket of a limit is full before it is
+// full under the loaded rules and overrides, in all eras. A Set learns the definition in the code from Config.Limits,
+// or from the first call for the limit. Until then no bucket is full.
 func (s *Set) RulingsOf(name string) []*ratelimit.Ruling {
 	current := s.loaded()
 	if current == nil || current.limits[name] == nil {
@@ -81,9 +81,9 @@ type bounded struct {
 }
 
 // point is what policies are to one row of a bucket: the most tokens that it holds, and the fewest that arrive in a
-// nanosecond, as a steady stream. Windows lag behind that, in each era by what comes with one of them at most. A bucket that
-// lived under several policies, one after the other, is full when it is so by the point of all: with least, the smallest
-// capacity of them. scaled changes between them scale owed tokens.
+// nanosecond, as a steady stream. Windows lag behind that, in each era by what comes with one of them at most. A bucket
+// that lived under several policies, one after the other, is full when it is so by the point of all: with least, the
+// smallest capacity of them. scaled changes between them scale owed tokens.
 type point struct {
 	capacity, speed, lag, least float64
 	scaled                      int
@@ -244,7 +244,8 @@ func (b *bounds) add(p point) {
 	b.all = b.all.with(point{capacity: p.capacity + p.lag, speed: p.speed / p.growth(), least: p.least})
 }
 
-// policy returns a policy under which a bucket is full last: one that never fills if a part is unknown or cannot be bounded.
+// policy returns a policy under which a bucket is full last: one that never fills if a part is unknown or cannot be
+// bounded.
 func (b *bounds) policy() ratelimit.Policy {
 	policy := b.all.policy()
 	if _, err := ratelimit.NewLimit(b.name, policy); err != nil || b.unknown {

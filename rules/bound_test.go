@@ -28,8 +28,8 @@ func drawPolicy(random *rand.Rand) ratelimit.Policy {
 	}
 }
 
-// TestABoundingPolicyIsFullLast has buckets live through eras, each full by the last of them or not, and asks whether what bounds
-// the chain agrees that they are full only when they are.
+// TestABoundingPolicyIsFullLast has buckets live through eras, each full by the last of them or not, and asks whether
+// what bounds the chain agrees that they are full only when they are.
 func TestABoundingPolicyIsFullLast(t *testing.T) {
 	t.Parallel()
 	decided := 0
@@ -63,8 +63,8 @@ func TestABoundingPolicyIsFullLast(t *testing.T) {
 	require.Greater(t, decided, 2000, "the draw is of some use")
 }
 
-// isFullAfter reports whether a row that held value is full after it has lived through the eras, in every phase of their windows. A full
-// row stays full.
+// isFullAfter reports whether a row that held value is full after it has lived through the eras, in every phase of
+// their windows. A full row stays full.
 func isFullAfter(eras []ratelimit.Policy, spans []float64, value float64) (full bool) {
 	for i, policy := range eras {
 		n, _ := numbersOf(policy)

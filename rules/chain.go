@@ -101,8 +101,8 @@ func (c chain) scaled(times float64) chain {
 	return c
 }
 
-// eras returns the chain as eras, for a definition in the code. Of the eras that have ended it has the last maxEras, the first of
-// which stands for all earlier ones.
+// eras returns the chain as eras, for a definition in the code. Of the eras that have ended it has the last maxEras,
+// the first of which stands for all earlier ones.
 func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
 	for len(c) > maxEras+1 && c[maxEras+1].from <= now {
 		c = c[1:]

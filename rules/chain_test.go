@@ -132,7 +132,8 @@ func TestChain(t *testing.T) {
 	})
 }
 
-// TestPausesOfRows promises what pauses are left of rows, which one is under way at an instant, and when the next begins.
+// TestPausesOfRows promises what pauses are left of rows, which one is under way at an instant, and when the next
+// begins.
 func TestPausesOfRows(t *testing.T) {
 	t.Parallel()
 	pause := func(from, until int64) row {
@@ -171,7 +172,8 @@ func TestPausesOfRows(t *testing.T) {
 	}
 }
 
-// A limit that no code defines has, on a plan without a rule, the smallest of the policies in effect, and not one that was replaced.
+// A limit that no code defines has, on a plan without a rule, the smallest of the policies in effect, and not one that
+// was replaced.
 func TestStandInIsTheSmallestPolicyInEffect(t *testing.T) {
 	t.Parallel()
 	var rows []row

@@ -37,7 +37,8 @@ type RuleID struct {
 
 // validate checks all that can be checked without the database.
 func (c *Changes) validate(edit Edit) error {
-	n := len(c.Put) + len(c.Delete) + len(c.Override) + len(c.RemoveOverride) + len(c.Pause) + len(c.Resume) + count(c.Tiers != nil)
+	n := len(c.Put) + len(c.Delete) + len(c.Override) + len(c.RemoveOverride) + len(c.Pause) + len(c.Resume) +
+		count(c.Tiers != nil)
 	switch {
 	case n == 0:
 		return invalid("there is no change to make")

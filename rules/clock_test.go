@@ -17,8 +17,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/take"
 )
 
-// TestTheClockOfAProcessDoesNotMatter promises that programs whose clock is an hour slow or fast answer each verb as others do,
-// while a rule of each kind changes to another: half an hour ago, or in half an hour, by the database's clock.
+// TestTheClockOfAProcessDoesNotMatter promises that programs whose clock is an hour slow or fast answer each verb as
+// others do, while a rule of each kind changes to another: half an hour ago, or in half an hour, by the database's
+// clock.
 func TestTheClockOfAProcessDoesNotMatter(t *testing.T) {
 	t.Parallel()
 	want := answersBy(t, 0)
@@ -30,7 +31,8 @@ func TestTheClockOfAProcessDoesNotMatter(t *testing.T) {
 	}
 }
 
-// TestAClockThatStepsIsNoticed promises that a Set notices with the next poll that the clock of its program has been set forward.
+// TestAClockThatStepsIsNoticed promises that a Set notices with the next poll that the clock of its program has been
+// set forward.
 func TestAClockThatStepsIsNoticed(t *testing.T) {
 	t.Parallel()
 	url := postgrestest.NewDatabase(t)

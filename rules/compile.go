@@ -124,7 +124,8 @@ type stated struct {
 	rows  int
 }
 
-// compile makes a snapshot of the loaded rows. It skips a row that cannot be read, so that the row before it stays in effect.
+// compile makes a snapshot of the loaded rows. It skips a row that cannot be read, so that the row before it stays in
+// effect.
 func compile(l *loaded, noted *definitions) *snapshot {
 	c := compiler{
 		next:  &snapshot{version: l.version, now: l.now, limits: make(map[string]*limitRules), wake: maxInstant},
@@ -207,8 +208,8 @@ func (c *compiler) addRule(r *row) error {
 	return nil
 }
 
-// finishRules forgets the rules that have been deleted for long. If more was stated of a rule than is loaded, its first statement
-// stands for that.
+// finishRules forgets the rules that have been deleted for long. If more was stated of a rule than is loaded, its first
+// statement stands for that.
 func (c *compiler) finishRules() {
 	for id, of := range c.rules {
 		last := of.chain[len(of.chain)-1]

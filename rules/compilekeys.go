@@ -70,8 +70,8 @@ func (k *keyRules) cut(at int64) int {
 	return -dropped
 }
 
-// addPause adds a pause. From its beginning on, it replaces the pauses that it overlaps with. A row that removes pauses overlaps with
-// all pauses that end later.
+// addPause adds a pause. From its beginning on, it replaces the pauses that it overlaps with. A row that removes pauses
+// overlaps with all pauses that end later.
 func (c *compiler) addPause(r *row) {
 	b, next := Bucket{r.name, r.key}, pause{r.from, maxInstant, r.reason}
 	if end := r.end(); r.says != nil && end != nil {
@@ -89,7 +89,8 @@ func (c *compiler) addPause(r *row) {
 	c.paused[b] = pauses
 }
 
-// finishPauses sets the current pause of each bucket. If other pauses follow without a gap, it has the end of the last one.
+// finishPauses sets the current pause of each bucket. If other pauses follow without a gap, it has the end of the last
+// one.
 func (c *compiler) finishPauses() {
 	for b, pauses := range c.paused {
 		slices.SortStableFunc(pauses, func(p, q pause) int { return cmp.Compare(p.from, q.from) })

@@ -8,11 +8,12 @@ import (
 )
 
 var (
-	// ErrInvalid is returned by the methods of a Store, before any change, if a change is invalid. The message says what to
-	// write instead.
+	// ErrInvalid is returned by the methods of a Store, before any change, if a change is invalid. The message says what
+	// to write instead.
 	ErrInvalid = errors.New("rules: invalid")
 
-	// ErrNotFound is returned by Delete, RemoveOverride and Resume when there is nothing to take away. Nothing was changed.
+	// ErrNotFound is returned by Delete, RemoveOverride and Resume when there is nothing to take away. Nothing was
+	// changed.
 	ErrNotFound = errors.New("rules: not found")
 
 	// ErrInvalidConfig is returned by NewStore, NewSet and NewSite when an argument or a field of the configuration cannot
@@ -22,7 +23,8 @@ var (
 
 // explain adds the remedy to err if the schema is not ready.
 func explain(err error, schema string) error {
-	return pgerr.Explain(err, schema, "the privileges of an Application to load rules, and those of an Operator to change them")
+	return pgerr.Explain(err, schema, "the privileges of an Application to load rules, and those of an Operator to "+
+		"change them")
 }
 
 func invalid(format string, args ...any) error {

@@ -106,9 +106,9 @@ func ReadFile(path string) (*Document, error) {
 	return d, nil
 }
 
-// Read returns the content of a rules file in YAML or JSON, up to 2 MiB. It returns an error for a field that does not exist or
-// occurs twice, and for a value of another type. Errors wrap ErrInvalid and name the line. The document that Read
-// returns is valid by itself. NewSite checks that the program declares the attributes of its tiers.
+// Read returns the content of a rules file in YAML or JSON, up to 2 MiB. It returns an error for a field that does not
+// exist or occurs twice, and for a value of another type. Errors wrap ErrInvalid and name the line. The document that
+// Read returns is valid by itself. NewSite checks that the program declares the attributes of its tiers.
 func Read(r io.Reader) (*Document, error) {
 	root, err := readNode(r)
 	if err != nil {
@@ -156,7 +156,8 @@ func readNode(r io.Reader) (*yaml.Node, error) {
 // read reads the parts of a file.
 func (d *Document) read(root *yaml.Node) error {
 	if root.Kind != yaml.MappingNode {
-		return fmt.Errorf("line %d: the file is no map with match, rules, tiers and overrides; ratelimit rules convert reads two other forms", root.Line)
+		return fmt.Errorf("line %d: the file is no map with match, rules, tiers and overrides; ratelimit rules convert "+
+			"reads two other forms", root.Line)
 	}
 	seen := make(map[string]bool)
 	for i := 0; i < len(root.Content); i += 2 {
@@ -176,7 +177,8 @@ func (d *Document) read(root *yaml.Node) error {
 		case "tiers":
 			d.Tiers.Tiers, err = listOf(value, name.Value, func(t *Tier) (any, error) { return nil, t.check() })
 		case "overrides":
-			d.Overrides, err = listOf(value, name.Value, func(o *Override) (any, error) { return Bucket{o.Limit, o.Key}, o.Validate() })
+			d.Overrides, err = listOf(value, name.Value,
+				func(o *Override) (any, error) { return Bucket{o.Limit, o.Key}, o.Validate() })
 		default:
 			err = fmt.Errorf("line %d: there is no field %.40q; there are match, rules, tiers, overrides", name.Line, name.Value)
 		}
@@ -185,13 +187,14 @@ func (d *Document) read(root *yaml.Node) error {
 		}
 	}
 	if d.Tiers.Match == "" && len(d.Tiers.Tiers) > 0 {
-		return errors.New("match is missing: say all, so that each limit is asked whose tier fits, or first, so that the first tier that fits is")
+		return errors.New("match is missing: say all, so that each limit is asked whose tier fits, or first, so that the " +
+			"first tier that fits is")
 	}
 	return nil
 }
 
-// listOf decodes and checks the items of a list. check returns the identity of an item, of which there may be one; nil: it has
-// none.
+// listOf decodes and checks the items of a list. check returns the identity of an item, of which there may be one; nil:
+// it has none.
 func listOf[T any](n *yaml.Node, name string, check func(*T) (any, error)) (items []T, err error) {
 	if n.Kind != yaml.SequenceNode && n.ShortTag() != "!!null" {
 		return nil, fmt.Errorf("line %d: %q is no list", n.Line, name)
@@ -249,7 +252,8 @@ type lineError struct {
 
 func (e *lineError) Error() string { return e.problem }
 
-// jsonOf returns a part of a file as JSON. A word or number in quotes, and a YAML value that JSON does not have, becomes a text.
+// jsonOf returns a part of a file as JSON. A word or number in quotes, and a YAML value that JSON does not have,
+// becomes a text.
 func jsonOf(n *yaml.Node, depth int) ([]byte, error) {
 	switch {
 	case depth > maxDepth:
@@ -307,8 +311,8 @@ func (d Document) MarshalJSON() ([]byte, error) {
 	return json.Marshal(documentText{d.Tiers.Match, d.Rules, d.Tiers.Tiers, d.Overrides})
 }
 
-// YAML returns the document as a rules file in YAML, which Read reads. It returns an error for a document with a policy that
-// ratelimit.MarshalPolicy rejects.
+// YAML returns the document as a rules file in YAML, which Read reads. It returns an error for a document with a policy
+// that ratelimit.MarshalPolicy rejects.
 func (d Document) YAML() ([]byte, error) {
 	data, err := json.Marshal(d)
 	if err != nil {
@@ -341,14 +345,16 @@ func (d *Document) validateCosts(r *Rule) error {
 	for i := range d.Tiers.Tiers {
 		c := newCost(&d.Tiers.Tiers[i])
 		if asks := c.known(); d.Tiers.Tiers[i].Limit == r.Limit && asks > limit.Capacity() {
-			return invalid("rule %q, plan %q: its capacity is %v, and a tier asks %v of it, so that nobody would pass; raise the capacity or lower the cost",
+			return invalid("rule %q, plan %q: its capacity is %v, and a tier asks %v of it, so that nobody would pass; raise "+
+				"the capacity or lower the cost",
 				r.Limit, r.Plan, limit.Capacity(), asks)
 		}
 	}
 	return nil
 }
 
-// Attributes returns the attributes of the tiers that SiteConfig must declare, sorted: all except the attributes that every program has.
+// Attributes returns the attributes of the tiers that SiteConfig must declare, sorted: all except the attributes that
+// every program has.
 func (d *Document) Attributes() []string {
 	var named []string
 	for _, t := range d.Tiers.Tiers {
@@ -360,7 +366,8 @@ func (d *Document) Attributes() []string {
 		}
 	}
 	slices.Sort(named)
-	return slices.DeleteFunc(slices.Compact(named), func(name string) bool { return slices.Contains(ownAttributes(), name) })
+	return slices.DeleteFunc(slices.Compact(named),
+		func(name string) bool { return slices.Contains(ownAttributes(), name) })
 }
 
 // anyLimit stands for a limit that a document names and a program defines.

@@ -241,7 +241,8 @@ func requireRoundTrip(t require.TestingT, d *rules.Document) {
 	}
 }
 
-// FuzzRead promises that a document that was read can be written, and then is the same; and that nothing makes Read panic.
+// FuzzRead promises that a document that was read can be written, and then is the same; and that nothing makes Read
+// panic.
 func FuzzRead(f *testing.F) {
 	f.Add(everything)
 	f.Add("{match: all, rules: [], tiers: [{limit: a, key: '{user}|{x:y}', when: {a: b}}]}")

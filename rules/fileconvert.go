@@ -17,22 +17,22 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Convert returns the content of a file in one of two other forms, up to 2 MiB of YAML or JSON: a single record, a list of
-// records, or a map with a list called rules.
+// Convert returns the content of a file in one of two other forms, up to 2 MiB of YAML or JSON: a single record, a list
+// of records, or a map with a list called rules.
 //
 //	{"name": "free", "limit_keys": ["header:x-api-key"], "match": {"jwt:plan": "free"},
 //	 "algorithm": "token_bucket", "algorithm_config": {"rps": 10, "burst": 20, "cost_source": "fixed"}}
 //	{"key_pattern": "user:{user_id}", "scope": "user", "plan": "free", "rate_per_second": 10, "burst_capacity": 50}
 //
-// Each record is a rule and a tier. In the first form the key joins the attributes of limit_keys; ip:address is the attribute
-// address. A single record needs no name: its limit is called default. In the second form user_id, tenant_id and ip_address are
-// the attributes user, tenant and address, and endpoint is route. endpoint:<route> is one bucket for all requests of that
-// route, and global is one bucket for all requests. The name of the limit is the pattern without its placeholders. Rows with a plan
-// apply to that plan only, unless the pattern has a row without a plan.
+// Each record is a rule and a tier. In the first form the key joins the attributes of limit_keys; ip:address is the
+// attribute address. A single record needs no name: its limit is called default. In the second form user_id, tenant_id
+// and ip_address are the attributes user, tenant and address, and endpoint is route. endpoint:<route> is one bucket for
+// all requests of that route, and global is one bucket for all requests. The name of the limit is the pattern without
+// its placeholders. Rows with a plan apply to that plan only, unless the pattern has a row without a plan.
 //
 // All tiers of the second form apply. In the first form the first tier that fits applies, if all except the last have a
-// match, and all have the same limit_keys. Convert returns an error for other files: write the tiers in the form that Read
-// reads.
+// match, and all have the same limit_keys. Convert returns an error for other files: write the tiers in the form that
+// Read reads.
 func Convert(r io.Reader) (*Document, error) {
 	root, err := readNode(r)
 	if err != nil {
@@ -195,7 +195,10 @@ func (r *record) ask(isAlone bool) error {
 
 // attributeOf returns the attribute that the other forms call name.
 func attributeOf(name string) string {
-	attributes := map[string]string{"ip:address": "address", "ip": "address", "ip_address": "address", "user_id": "user", "tenant_id": "tenant", "endpoint": "route"}
+	attributes := map[string]string{
+		"ip:address": "address", "ip": "address", "ip_address": "address", "user_id": "user",
+		"tenant_id": "tenant", "endpoint": "route",
+	}
 	return cmp.Or(attributes[name], name)
 }
 
@@ -210,11 +213,13 @@ func (r *record) askByPattern() error {
 	route, isRoute := strings.CutPrefix(r.KeyPattern, "endpoint:")
 	switch {
 	case placeholder.MatchString(r.KeyPattern):
-		r.tier.Key = placeholder.ReplaceAllStringFunc(r.KeyPattern, func(name string) string { return "{" + attributeOf(name[1:len(name)-1]) + "}" })
+		r.tier.Key = placeholder.ReplaceAllStringFunc(r.KeyPattern,
+			func(name string) string { return "{" + attributeOf(name[1:len(name)-1]) + "}" })
 	case isRoute && route != "":
 		r.tier.Route = route
 	case r.KeyPattern != "global":
-		return fmt.Errorf("its key_pattern is %.80q; use one such as user:{user_id}, endpoint:/search or global", r.KeyPattern)
+		return fmt.Errorf("its key_pattern is %.80q; use one such as user:{user_id}, endpoint:/search or global",
+			r.KeyPattern)
 	}
 	r.rule.Limit = cmp.Or(strings.TrimLeft(joiner.ReplaceAllString(r.KeyPattern, ""), ":/.-_|, "), r.Scope)
 	return r.checkScope()
@@ -224,7 +229,8 @@ func (r *record) askByPattern() error {
 func (r *record) checkScope() error {
 	scopes := map[string]bool{
 		"user": strings.Contains(r.tier.Key, "{user}"), "ip": strings.Contains(r.tier.Key, "{address}"),
-		"endpoint": r.tier.Route != "" || strings.Contains(r.tier.Key, "{route}"), "global": r.tier.Key == "" && r.tier.Route == "",
+		"endpoint": r.tier.Route != "" || strings.Contains(r.tier.Key, "{route}"), "global": r.tier.Key == "" &&
+			r.tier.Route == "",
 	}
 	if r.Scope != "" && !scopes[r.Scope] {
 		return fmt.Errorf("its scope is %.40q, and its key_pattern %.80q is of another", r.Scope, r.KeyPattern)
@@ -237,7 +243,8 @@ func askByPlan(records []record) error {
 	patterns, forAll := map[string]string{}, map[string]bool{}
 	for _, r := range records {
 		if other, ok := patterns[r.rule.Limit]; ok && other != r.KeyPattern {
-			return fmt.Errorf("the limit of the key_pattern %q is %q, as that of %q; write the rules in the form that rules apply reads", r.KeyPattern, r.rule.Limit, other)
+			return fmt.Errorf("the limit of the key_pattern %q is %q, as that of %q; write the rules in the form that rules "+
+				"apply reads", r.KeyPattern, r.rule.Limit, other)
 		}
 		patterns[r.rule.Limit] = r.KeyPattern
 		forAll[r.rule.Limit] = forAll[r.rule.Limit] || r.Plan == ""
@@ -258,7 +265,8 @@ func matchOf(records []record) (Match, error) {
 	for i, r := range records {
 		isLast := i == len(records)-1
 		if r.tier.Key != records[0].tier.Key || isLast != (len(r.tier.When) == 0) {
-			return "", errors.New("it does not follow whether all records are asked or the first that fits: give them the same limit_keys, and all but the last a match")
+			return "", errors.New("it does not follow whether all records are asked or the first that fits: give them the " +
+				"same limit_keys, and all but the last a match")
 		}
 	}
 	return MatchFirst, nil

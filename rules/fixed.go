@@ -2,8 +2,9 @@ package rules
 
 import "fmt"
 
-// SetOf returns a Set of what a file says, as if it had always held: for simulations and tests, without a database. Overrides
-// end when they say so. Load and Run of the Set return an error that wraps ErrInvalidConfig. An error of SetOf wraps ErrInvalid.
+// SetOf returns a Set of what a file says, as if it had always held: for simulations and tests, without a database.
+// Overrides end when they say so. Load and Run of the Set return an error that wraps ErrInvalidConfig. An error of
+// SetOf wraps ErrInvalid.
 func SetOf(file Document) (*Set, error) {
 	l := &loaded{version: 1}
 	add := func(r row, err error) error {

@@ -24,7 +24,8 @@ func ruleOfEachKind() []rules.Rule {
 	}
 }
 
-// TestKindsAreStored promises that rules and overrides of each kind are listed, and decide, as they were put, and that a file keeps them.
+// TestKindsAreStored promises that rules and overrides of each kind are listed, and decide, as they were put, and that
+// a file keeps them.
 func TestKindsAreStored(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -56,8 +57,8 @@ func TestKindsAreStored(t *testing.T) {
 	}
 }
 
-// TestAChangeOfTheKindNeedsAReset promises that a change of the kind that the tables show is an error that says what to write, unless it
-// is a reset, and that it changes nothing.
+// TestAChangeOfTheKindNeedsAReset promises that a change of the kind that the tables show is an error that says what to
+// write, unless it is a reset, and that it changes nothing.
 func TestAChangeOfTheKindNeedsAReset(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -129,7 +130,8 @@ func TestMultiplesOfKinds(t *testing.T) {
 	}
 }
 
-// TestPruneOfKinds promises that no row is deleted before its bucket is full by the rules, and that it is some time after.
+// TestPruneOfKinds promises that no row is deleted before its bucket is full by the rules, and that it is some time
+// after.
 func TestPruneOfKinds(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -168,7 +170,8 @@ func TestPruneOfKinds(t *testing.T) {
 	}
 }
 
-// TestChangesOfTokens promises that a rule and an override change the tokens as they say, and an override also when it ends.
+// TestChangesOfTokens promises that a rule and an override change the tokens as they say, and an override also when it
+// ends.
 func TestChangesOfTokens(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

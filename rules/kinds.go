@@ -12,8 +12,8 @@ import (
 )
 
 // CheckKinds returns an error that wraps ErrInvalid if a rule or an override would change the kind of a limit at an
-// instant without filling its buckets. stored are the rules in the tables, as [Store.List] returns them. Apply makes the
-// same check, so call it to show a change before you apply it.
+// instant without filling its buckets. stored are the rules in the tables, as [Store.List] returns them. Apply makes
+// the same check, so call it to show a change before you apply it.
 func (c *Changes) CheckKinds(stored []Statement, at time.Time) error {
 	before := slices.DeleteFunc(slices.Clone(stored), func(s Statement) bool {
 		return s.Rule == nil || !s.From.Before(at) || !s.Until.IsZero() && s.Until.Before(at)
@@ -62,7 +62,8 @@ func checkKind(before, after ratelimit.Policy, change ratelimit.OnChange) error 
 	if before == nil || after == nil || was.Kind == is.Kind || change == ratelimit.ResetTokens {
 		return nil
 	}
-	return fmt.Errorf("it changes the kind from %s to %s; set its OnChange (on_change in a file) to reset, which fills the buckets, or keep the kind",
+	return fmt.Errorf("it changes the kind from %s to %s; set its OnChange (on_change in a file) to reset, which fills "+
+		"the buckets, or keep the kind",
 		was.Kind, is.Kind)
 }
 

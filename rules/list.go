@@ -72,7 +72,8 @@ func (s *Store) List(ctx context.Context, query ListQuery) (Listing, error) {
 func checkQuery(doing, limit string, others ...*string) error {
 	for _, text := range append(others, &limit) {
 		if text != nil && !isText(*text, maxKey) {
-			return invalid("%s: %.80q is in no table; ask for names and keys of up to %d bytes of UTF-8 without NUL", doing, *text, maxKey)
+			return invalid("%s: %.80q is in no table; ask for names and keys of up to %d bytes of UTF-8 without NUL", doing,
+				*text, maxKey)
 		}
 	}
 	return nil
@@ -128,7 +129,8 @@ type HistoryQuery struct {
 	Plan *string
 	// Key is the key of an override or a pause. Nil: all.
 	Key *string
-	// Before selects statements of earlier versions: for the next page, pass the version of the last statement. 0: the newest.
+	// Before selects statements of earlier versions: for the next page, pass the version of the last statement. 0: the
+	// newest.
 	Before int64
 	// Most is how many statements to return, up to 10,000. Defaults to 100.
 	Most int
@@ -139,8 +141,8 @@ const (
 	maxEntries     = 10_000
 )
 
-// History returns statements, the newest first, each with the one that it replaced. Statements of rolled back transactions are
-// not in it.
+// History returns statements, the newest first, each with the one that it replaced. Statements of rolled back
+// transactions are not in it.
 func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Statement, error) {
 	if err := s.check(ctx, "history"); err != nil {
 		return nil, err
@@ -149,7 +151,8 @@ func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Statement, e
 	case query.Most < 0 || query.Most > maxEntries:
 		return nil, invalid("history: Most is %d; use up to %d, or 0 for the default", query.Most, maxEntries)
 	case query.Of != "" && query.Of != OfRule && query.Of != OfOverride && query.Of != OfPause && query.Of != OfTiers:
-		return nil, invalid("history: Of is %.20q; use %s, %s, %s or %s, or leave it empty for all", query.Of, OfRule, OfOverride, OfPause, OfTiers)
+		return nil, invalid("history: Of is %.20q; use %s, %s, %s or %s, or leave it empty for all", query.Of, OfRule,
+			OfOverride, OfPause, OfTiers)
 	case query.Most == 0:
 		query.Most = defaultEntries
 	}
@@ -164,7 +167,8 @@ func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Statement, e
 		if err := s.checkHidden(ctx, tx); err != nil {
 			return err
 		}
-		rows, err := tx.Query(ctx, s.sql.history, query.Before, orNull(query.Limit), query.Plan, query.Key, orNull(query.Of), query.Most)
+		rows, err := tx.Query(ctx, s.sql.history, query.Before, orNull(query.Limit), query.Plan, query.Key, orNull(query.Of),
+			query.Most)
 		if err != nil {
 			return err
 		}

@@ -113,7 +113,8 @@ func TestRuleAsLimit(t *testing.T) {
 	require.ErrorIs(t, err, rules.ErrInvalid)
 }
 
-// TestOldEntriesAreForgotten promises that an entry is forgotten 30 days after it ended, and not 30 days after it was made.
+// TestOldEntriesAreForgotten promises that an entry is forgotten 30 days after it ended, and not 30 days after it was
+// made.
 func TestOldEntriesAreForgotten(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

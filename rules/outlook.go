@@ -67,7 +67,9 @@ func until(n *ratelimit.Numbers, left ratelimit.State, at time.Time) string {
 }
 
 // leftAfter returns the state after the change of a bucket of which so much was used just before it.
-func leftAfter(before, after ratelimit.Policy, change ratelimit.OnChange, at time.Time, used float64) (left ratelimit.State, ok bool) {
+func leftAfter(before, after ratelimit.Policy, change ratelimit.OnChange, at time.Time,
+	used float64,
+) (left ratelimit.State, ok bool) {
 	limit, err := ratelimit.NewLimit("outlook", before)
 	eras := []ratelimit.Era{{Policy: before}, {From: at, Policy: after, OnChange: change}}
 	changeByRow(eras, before)

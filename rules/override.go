@@ -29,11 +29,12 @@ type Override struct {
 	OnPlan string
 	// Policy is a policy of the key's own.
 	Policy ratelimit.Policy
-	// Mode is whether Policy refuses. Defaults to ratelimit.On. Without a Policy it must be empty, and the rule's Mode counts.
+	// Mode is whether Policy refuses. Defaults to ratelimit.On. Without a Policy it must be empty, and the rule's Mode
+	// counts.
 	Mode ratelimit.Mode
-	// OnChange changes the tokens in the bucket when the override begins, and again when it ends.
-	// Defaults to ratelimit.CarryUsage for a window, and to ratelimit.KeepTokens for a token bucket. If a rule of the limit has another
-	// kind of policy, it must be ratelimit.ResetTokens.
+	// OnChange changes the tokens in the bucket when the override begins, and again when it ends. Defaults to
+	// ratelimit.CarryUsage for a window, and to ratelimit.KeepTokens for a token bucket. If a rule of the limit has
+	// another kind of policy, it must be ratelimit.ResetTokens.
 	OnChange ratelimit.OnChange
 	// Until is the instant at which the override ends by itself. Defaults to the zero time: never.
 	Until time.Time
@@ -102,7 +103,8 @@ func checkBucket(limit, key string) error {
 	case !validName.MatchString(limit):
 		return fmt.Errorf("its Limit is %.80q; use 1 to 64 letters, digits and _ . : / -", limit)
 	case !isText(key, maxKey):
-		return fmt.Errorf("its Key has %d bytes; use up to %d of UTF-8 without NUL, as Limiter.StoredKey returns them", len(key), maxKey)
+		return fmt.Errorf("its Key has %d bytes; use up to %d of UTF-8 without NUL, as Limiter.StoredKey returns them",
+			len(key), maxKey)
 	}
 	return nil
 }

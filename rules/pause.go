@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// Pause stops a key, or all keys of a limit, for a time: Take and Check refuse until its end, and
-// reservations are ready no earlier. It begins as soon as a program is notified, unless [Edit.From] is later. If the limit
-// and the key are paused, the later end counts. A key or limit can have several pauses, one after
-// the other. A new pause replaces the pauses that overlap with it, from its beginning on. Pauses at other times stay.
+// Pause stops a key, or all keys of a limit, for a time: Take and Check refuse until its end, and reservations are
+// ready no earlier. It begins as soon as a program is notified, unless [Edit.From] is later. If the limit and the key
+// are paused, the later end counts. A key or limit can have several pauses, one after the other. A new pause replaces
+// the pauses that overlap with it, from its beginning on. Pauses at other times stay.
 type Pause struct {
 	// Limit is the limit's name.
 	Limit string

@@ -155,7 +155,10 @@ func (s *Set) refresh(ctx context.Context, db source) error {
 	version, _, ahead, err := s.sql.askVersion(asking, db)
 	if err != nil {
 		if db == source(s.pool) {
-			s.tell(ctx, ratelimit.RulesLoaded{Version: current.version, Elapsed: time.Since(asked), Err: explain(err, s.config.Schema)})
+			s.tell(ctx, ratelimit.RulesLoaded{
+				Version: current.version, Elapsed: time.Since(asked),
+				Err: explain(err, s.config.Schema),
+			})
 		}
 		return err
 	}

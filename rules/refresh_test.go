@@ -155,8 +155,8 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// TestLooksThatFindNothingNewAreReported promises a RulesChecked for each look at an unchanged version, over a connection that
-// listens and over the pool. The alert RulesAreOld depends on it.
+// TestLooksThatFindNothingNewAreReported promises a RulesChecked for each look at an unchanged version, over a
+// connection that listens and over the pool. The alert RulesAreOld depends on it.
 func TestLooksThatFindNothingNewAreReported(t *testing.T) {
 	t.Parallel()
 	for _, noListen := range []bool{false, true} {

@@ -30,18 +30,22 @@ type row struct {
 
 // rowOf scans a row.
 func rowOf(from pgx.CollectableRow) (r row, err error) {
-	err = from.Scan(&r.version, &r.position, &r.of, &r.name, &r.plan, &r.key, &r.says, &r.from, &r.until, &r.replaced, &r.made, &r.author, &r.reason)
+	err = from.Scan(&r.version, &r.position, &r.of, &r.name, &r.plan, &r.key, &r.says, &r.from, &r.until, &r.replaced,
+		&r.made, &r.author, &r.reason)
 	return r, err
 }
 
-// args returns the parameters of the row. Its JSON is text, because bytes would be a bytea in modes that do not ask the server
-// for the types of parameters (exec and simple_protocol).
+// args returns the parameters of the row. Its JSON is text, because bytes would be a bytea in modes that do not ask the
+// server for the types of parameters (exec and simple_protocol).
 func (r *row) args() []any {
 	var says *string
 	if r.says != nil {
 		says = new(string(r.says))
 	}
-	return []any{r.version, r.position, r.of, r.name, r.plan, r.key, says, r.from, r.until, r.replaced, r.made, r.author, r.reason}
+	return []any{
+		r.version, r.position, r.of, r.name, r.plan, r.key, says, r.from, r.until, r.replaced, r.made, r.author,
+		r.reason,
+	}
 }
 
 // rowOfRule returns the row that states a rule.

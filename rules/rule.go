@@ -9,9 +9,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Rule is the policy of a limit: for all its keys, or for the keys on a plan. The most specific policy
-// decides a request: an override of the key, then the rule of the plan, then the rule without a plan, then the definition in
-// the code.
+// Rule is the policy of a limit: for all its keys, or for the keys on a plan. The most specific policy decides a
+// request: an override of the key, then the rule of the plan, then the rule without a plan, then the definition in the
+// code.
 type Rule struct {
 	// Limit is the limit's name.
 	Limit string
@@ -22,9 +22,9 @@ type Rule struct {
 	Policy ratelimit.Policy
 	// Mode is whether the rule refuses requests. Defaults to ratelimit.On.
 	Mode ratelimit.Mode
-	// OnChange changes the tokens in the buckets when the rule replaces the policy before.
-	// Defaults to ratelimit.CarryUsage for a window, and to ratelimit.KeepTokens for a token bucket. If the policy before is of another
-	// kind, it must be ratelimit.ResetTokens.
+	// OnChange changes the tokens in the buckets when the rule replaces the policy before. Defaults to
+	// ratelimit.CarryUsage for a window, and to ratelimit.KeepTokens for a token bucket. If the policy before is of
+	// another kind, it must be ratelimit.ResetTokens.
 	OnChange ratelimit.OnChange
 	// Unit is what a token is, for people: "requests", "tokens", "messages". 64 bytes at most.
 	Unit string
@@ -62,8 +62,8 @@ func (r *Rule) validate() error {
 	return nil
 }
 
-// AsLimit returns the limit with the policy of the rule, as it would be defined in the code. Errors wrap ErrInvalid and say
-// what to change.
+// AsLimit returns the limit with the policy of the rule, as it would be defined in the code. Errors wrap ErrInvalid and
+// say what to change.
 func (r Rule) AsLimit() (ratelimit.Limit, error) {
 	if err := r.validate(); err != nil {
 		return ratelimit.Limit{}, err

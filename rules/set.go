@@ -36,16 +36,16 @@ type Config struct {
 	// Connect makes the one connection that Run listens on, to Postgres itself. Defaults to nil: it connects as the pool
 	// does.
 	Connect func(ctx context.Context) (*pgx.Conn, error)
-	// Limits are the definitions in the code. Only a program that prunes, and takes nothing, must name them: the Set learns
-	// other definitions from the first call. Defaults to none.
+	// Limits are the definitions in the code. Only a program that prunes, and takes nothing, must name them: the Set
+	// learns other definitions from the first call. Defaults to none.
 	Limits []ratelimit.Limit
 	// Observer receives each [ratelimit.RulesLoaded] and [ratelimit.RulesChecked], and each [ratelimit.PlanWithoutRule]
 	// once. Defaults to nil: a plan without a rule is logged once, with slog's default logger.
 	Observer ratelimit.Observer
 }
 
-// Set is what a program has loaded of the tables. It is the [ratelimit.Policies] of Limiters, and safe for concurrent use.
-// Run keeps it up to date; before the first load it leaves everything to the definitions in the code.
+// Set is what a program has loaded of the tables. It is the [ratelimit.Policies] of Limiters, and safe for concurrent
+// use. Run keeps it up to date; before the first load it leaves everything to the definitions in the code.
 type Set struct {
 	pool    *pgxpool.Pool
 	config  Config
@@ -140,8 +140,8 @@ func (s *Set) Plans() []string {
 	return slices.Clone(current.plansAt(current.clock()))
 }
 
-// Load loads the table now, for programs that need the rules before their first call; Run loads by itself. If it returns an error, the
-// Set has not changed.
+// Load loads the table now, for programs that need the rules before their first call; Run loads by itself. If it
+// returns an error, the Set has not changed.
 func (s *Set) Load(ctx context.Context) error {
 	if err := s.check(ctx, "load"); err != nil {
 		return err
@@ -235,8 +235,8 @@ func (u *unmatched) add(plan string) bool {
 	}
 }
 
-// checkPlan tells the Observer or the log if plan has no rule, although other plans of the limit have one. A request without
-// a plan may have a rule of its own, which is then the default, and is not logged.
+// checkPlan tells the Observer or the log if plan has no rule, although other plans of the limit have one. A request
+// without a plan may have a rule of its own, which is then the default, and is not logged.
 func (s *Set) checkPlan(of *limitRules, plan string) {
 	isLogged := arg.IsNil(s.config.Observer)
 	if len(of.bases) == 0 || of.bases[plan] != nil || plan == "" && (isLogged || !of.other.empty) {

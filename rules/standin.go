@@ -69,7 +69,8 @@ func (of *limitRules) makeStandIns() chain {
 	stood = slices.CompactFunc(stood, func(a, b span) bool { return a.says == b.says })
 	for i := range stood {
 		if says := stood[i].says; says != nil {
-			stood[i].says = &terms{policy: says.policy, mode: ratelimit.On, name: says.name, unit: says.unit} // on, as a definition in the code
+			// on, as a definition in the code
+			stood[i].says = &terms{policy: says.policy, mode: ratelimit.On, name: says.name, unit: says.unit}
 		}
 	}
 	return stood

@@ -78,7 +78,8 @@ func decides(t *testing.T, set *Set, at int64, request ratelimit.Request) string
 	return fmt.Sprint(limiter.Resolve(request).Policy(), limiter.Mode(request), d.States[0].Rule)
 }
 
-// A program that has run for long decides as one that starts now, at each instant, also if nothing has changed since it loaded.
+// A program that has run for long decides as one that starts now, at each instant, also if nothing has changed since it
+// loaded.
 func TestARunningProgramDecidesAsANewOne(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {

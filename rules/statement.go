@@ -13,8 +13,8 @@ const (
 	OfTiers    = "tiers"
 )
 
-// Statement is a row of the table: it states a rule, an override, a pause or the tiers, or that the thing is removed. It replaces the
-// statement before it about the same thing.
+// Statement is a row of the table: it states a rule, an override, a pause or the tiers, or that the thing is removed.
+// It replaces the statement before it about the same thing.
 type Statement struct {
 	// Of is OfRule, OfOverride, OfPause or OfTiers.
 	Of string
@@ -54,8 +54,8 @@ type Listing struct {
 	Pauses []Statement
 	// Tiers is the list of tiers.
 	Tiers TierSet
-	// Err names the rows that the program cannot read, as they were written by hand or by a later version. They are not in the
-	// list. Nil: there are none.
+	// Err names the rows that the program cannot read, as they were written by hand or by a later version. They are not in
+	// the list. Nil: there are none.
 	Err error
 }
 
@@ -107,8 +107,8 @@ type statementText struct {
 	Error   string    `json:"error,omitempty"`
 }
 
-// MarshalJSON returns the statement as a JSON object. Its field says has the fields of a rules file, or null if the thing was
-// removed, and its field old those of Old, or is not there.
+// MarshalJSON returns the statement as a JSON object. Its field says has the fields of a rules file, or null if the
+// thing was removed, and its field old those of Old, or is not there.
 func (s Statement) MarshalJSON() ([]byte, error) {
 	text := statementText{
 		Of: s.Of, Limit: s.Limit, Plan: s.Plan, Key: s.Key, Version: s.Version, Made: s.Made, From: s.From, Until: s.Until,

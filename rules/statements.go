@@ -21,10 +21,12 @@ func statementsFor(schema string) statements {
 	in := strings.NewReplacer("ratelimit.", pgx.Identifier{schema}.Sanitize()+".").Replace
 	here := "'" + strings.ReplaceAll(schema, "'", "''") + "'"
 	seen := func(text string) string {
-		return in(strings.ReplaceAll(text, "$hidden", pgerr.Hidden(here, "current_user", "rules", "rules_version", "fingerprint")))
+		return in(strings.ReplaceAll(text, "$hidden", pgerr.Hidden(here, "current_user", "rules", "rules_version",
+			"fingerprint")))
 	}
 	return statements{
-		before: in(before), bump: in(bump), replace: in(replace), state: in(state), met: in(met), notify: notify, hashed: in(hashed),
+		before: in(before), bump: in(bump), replace: in(replace), state: in(state), met: in(met), notify: notify,
+		hashed:         in(hashed),
 		versionAndTime: seen(versionAndTime), hidden: seen(hidden), schema: schema, load: in(loadRows),
 		list: in(list), history: in(history), earlier: in(earlier),
 	}
@@ -40,8 +42,8 @@ const (
 
 	notify = `SELECT pg_notify($1, $2::bigint::text)`
 
-	// replace ends at $5 the statements about a thing that begin before $6 and have not ended by then. It returns a row for each
-	// that is not a removal.
+	// replace ends at $5 the statements about a thing that begin before $6 and have not ended by then. It returns a row
+	// for each that is not a removal.
 	replace = `WITH replaced AS (
 			UPDATE ratelimit.rules SET replaced_us = $5::bigint
 			WHERE of = $1::text AND name = $2::text AND plan = $3::text AND key = $4::text AND from_us < $6::bigint
@@ -57,8 +59,8 @@ const (
 			SELECT count(*) FROM ratelimit.rules WHERE of = $3 AND name = $4 AND plan = $5 AND key = $6
 				AND from_us > $15::bigint AND from_us < $8 AND (replaced_us IS NULL OR replaced_us > from_us))`
 
-	// met returns the begin and the end of the time from $3 to $4 together with all pauses of a key, or of a limit, that meet it and are
-	// not over at $5. It also returns whether one of the pauses covers the time from $3 to $4.
+	// met returns the begin and the end of the time from $3 to $4 together with all pauses of a key, or of a limit, that
+	// meet it and are not over at $5. It also returns whether one of the pauses covers the time from $3 to $4.
 	met = `SELECT least(min(from_us), $3), greatest(max(end_us), $4), coalesce(bool_or(from_us <= $3 AND end_us >= $4), false)
 		FROM ratelimit.rules
 		WHERE of = 'pause' AND name = $1::text AND plan = '' AND key = $2::text AND says IS NOT NULL
@@ -83,9 +85,9 @@ const (
 	// hidden returns the tables whose rows may be hidden. The statement above returns them, too.
 	hidden = `SELECT $hidden`
 
-	// loadRows returns of each rule the last $1 statements, the last two about tiers, the overrides that have not ended before $2
-	// and the pauses that have not ended before $3, with those that have replaced one of them, in the order in which they were made. It
-	// leaves out rules that never hold, as another took their place before they began.
+	// loadRows returns of each rule the last $1 statements, the last two about tiers, the overrides that have not ended
+	// before $2 and the pauses that have not ended before $3, with those that have replaced one of them, in the order in
+	// which they were made. It leaves out rules that never hold, as another took their place before they began.
 	loadRows = `SELECT ` + columns + ` FROM (
 			SELECT *, row_number() OVER (PARTITION BY name, plan ORDER BY version DESC, position DESC) AS n FROM ratelimit.rules
 			WHERE of = 'rule' AND key = '' AND (replaced_us IS NULL OR replaced_us > from_us)) AS last WHERE n <= $1
@@ -100,8 +102,8 @@ const (
 				AND from_us < p_end AND end_us <= $3
 		ORDER BY version, position`
 
-	// list returns the statements about things of a kind that hold at $8 or later: of the names from $2 to $3 and the keys from $4 to
-	// $5, and the pauses of limits, that come after the name $6 and the key $7, at most $9 of them; null: all.
+	// list returns the statements about things of a kind that hold at $8 or later: of the names from $2 to $3 and the keys
+	// from $4 to $5, and the pauses of limits, that come after the name $6 and the key $7, at most $9 of them; null: all.
 	list = `SELECT ` + columns + ` FROM ratelimit.rules
 		WHERE of = $1 AND says IS NOT NULL AND name BETWEEN $2 AND $3 AND (key BETWEEN $4 AND $5 OR of = 'pause' AND key = '')
 			AND (name, key) > ($6, $7) AND (end_us > greatest(from_us, $8::bigint) OR end_us IS NULL)

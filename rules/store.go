@@ -41,9 +41,9 @@ type Edit struct {
 	Author string
 	// Reason is why, for the history. It must not be blank.
 	Reason string
-	// From is the instant, on the database's clock, at which the change takes effect: now or later. Defaults to the zero time:
-	// [StoreConfig.Lead] after the change, and for a pause at once. Tiers take effect as soon as a program is notified,
-	// and Resume takes no From.
+	// From is the instant, on the database's clock, at which the change takes effect: now or later. Defaults to the zero
+	// time: [StoreConfig.Lead] after the change, and for a pause at once. Tiers take effect as soon as a program is
+	// notified, and Resume takes no From.
 	From time.Time
 }
 
@@ -76,10 +76,10 @@ func NewStore(pool ratelimit.Pool, config StoreConfig) (*Store, error) {
 	return &Store{pool: pool, lead: config.Lead, schema: config.Schema, sql: statementsFor(config.Schema)}, nil
 }
 
-// WithTx returns a Store whose changes are part of tx: they are made when it commits, and undone when it is rolled back.
-// From when they hold counts from the call, so commit soon, or say From. The call locks the version of the rules until the
-// transaction ends; every other change waits for it. A call that returns an error has changed nothing, and leaves the
-// transaction usable unless the server did not answer.
+// WithTx returns a Store whose changes are part of tx: they are made when it commits, and undone when it is rolled
+// back. From when they hold counts from the call, so commit soon, or say From. The call locks the version of the rules
+// until the transaction ends; every other change waits for it. A call that returns an error has changed nothing, and
+// leaves the transaction usable unless the server did not answer.
 func (s *Store) WithTx(tx pgx.Tx) *Store {
 	if s == nil {
 		return nil
@@ -116,8 +116,8 @@ func (s *Store) Put(ctx context.Context, edit Edit, rules ...Rule) (Applied, err
 	return s.Apply(ctx, edit, Changes{Put: rules})
 }
 
-// Delete takes a rule away: from then on the rule without a plan decides for those on the plan, and the definition in the
-// code where there is none. It returns ErrNotFound when there is no such rule.
+// Delete takes a rule away: from then on the rule without a plan decides for those on the plan, and the definition in
+// the code where there is none. It returns ErrNotFound when there is no such rule.
 func (s *Store) Delete(ctx context.Context, edit Edit, limit, plan string) (Applied, error) {
 	return s.Apply(ctx, edit, Changes{Delete: []RuleID{{Limit: limit, Plan: plan}}})
 }

@@ -407,7 +407,8 @@ func TestMisuse(t *testing.T) {
 	}
 }
 
-// TestEndsBeforeItBegins promises that the error of a change which ends before it begins says when it would begin, and why.
+// TestEndsBeforeItBegins promises that the error of a change which ends before it begins says when it would begin, and
+// why.
 func TestEndsBeforeItBegins(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

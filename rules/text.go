@@ -11,8 +11,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The fields of rules, overrides and tiers as files, the table and the command line write them. The fields of a policy stand beside
-// the fields of its rule.
+// The fields of rules, overrides and tiers as files, the table and the command line write them. The fields of a policy
+// stand beside the fields of its rule.
 type (
 	ruleName struct {
 		Limit string `json:"limit,omitempty"`
@@ -147,7 +147,8 @@ func (o *Override) UnmarshalJSON(data []byte) error {
 		return err
 	}
 	*o = Override{
-		Limit: text.Limit, Multiplier: float64(text.Multiplier), OnPlan: text.OnPlan, Mode: text.Mode, OnChange: text.OnChange, Until: text.Until.Time,
+		Limit: text.Limit, Multiplier: float64(text.Multiplier), OnPlan: text.OnPlan, Mode: text.Mode,
+		OnChange: text.OnChange, Until: text.Until.Time,
 	}
 	if text.Key != nil {
 		o.Key = *text.Key
@@ -168,7 +169,8 @@ func (o *Override) UnmarshalJSON(data []byte) error {
 // MarshalJSON returns the tier as an object with the fields of a rules file.
 func (t Tier) MarshalJSON() ([]byte, error) {
 	return json.Marshal(tierText{
-		t.Limit, t.Key, t.Route, t.When, unless(t.CostSource, "fixed"), unless(fields.Positive(t.FixedCost), 1), unless(fields.Positive(t.DefaultCost), 1),
+		t.Limit, t.Key, t.Route, t.When, unless(t.CostSource, "fixed"), unless(fields.Positive(t.FixedCost), 1),
+		unless(fields.Positive(t.DefaultCost), 1),
 	})
 }
 
@@ -176,7 +178,10 @@ func (t Tier) MarshalJSON() ([]byte, error) {
 func (t *Tier) UnmarshalJSON(data []byte) error {
 	var text tierText
 	err := decode(data, &text, "a tier")
-	*t = Tier{text.Limit, text.Key, text.Route, text.When, text.CostSource, float64(text.FixedCost), float64(text.DefaultCost)}
+	*t = Tier{
+		text.Limit, text.Key, text.Route, text.When, text.CostSource, float64(text.FixedCost),
+		float64(text.DefaultCost),
+	}
 	return err
 }
 

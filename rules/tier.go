@@ -22,8 +22,8 @@ type Tier struct {
 	// Route is the registered pattern of the route: "GET /api/search". A path alone
 	// matches any method. Defaults to "": every route.
 	Route string
-	// When has attributes and their values, which must all match: {"plan": "enterprise"}. "*" matches every value that is not empty,
-	// and "" matches a missing one. Defaults to nil: no condition.
+	// When has attributes and their values, which must all match: {"plan": "enterprise"}. "*" matches every value that is
+	// not empty, and "" matches a missing one. Defaults to nil: no condition.
 	When map[string]string
 	// CostSource is where the cost comes from: "fixed", "header:<name>" or "query:<name>". What a client states counts as
 	// it stands, so let a proxy of yours set the header. Defaults to "fixed".
@@ -68,8 +68,8 @@ type Attributes struct {
 	// larger networks, pass a prefix: 2001:db8::/48. An error wraps ratelimit.ErrInvalidKey if a key needs the address
 	// and the text has none.
 	Address string
-	// Route is the pattern of the route that matched, as http.Request.Pattern. It is never the path, which has many spellings.
-	// Patterns call it route.
+	// Route is the pattern of the route that matched, as http.Request.Pattern. It is never the path, which has many
+	// spellings. Patterns call it route.
 	Route string
 	// More has the attributes that a program declares besides, by their names. The attributes remote_address and
 	// masked_remote_address, which Envoy sends, are addresses like Address.
@@ -103,10 +103,12 @@ type tier struct {
 // condition is what an attribute must be.
 type condition struct{ attribute, value string }
 
-// newTiers returns the tiers of a set, ready to ask. limitOf returns the limit of a name, from the code or from a stored
-// rule, and false where there is none. attributes are the names that Attributes.More may have, such as "region" or
-// "header:x-api-key". An error wraps ErrInvalid and says what to change.
-func newTiers(set TierSet, limitOf func(name string) (ratelimit.Limit, bool), attributes ...string) (*readyTiers, error) {
+// newTiers returns the tiers of a set, ready to ask. limitOf returns the limit of a name, from the code or from a
+// stored rule, and false where there is none. attributes are the names that Attributes.More may have, such as "region"
+// or "header:x-api-key". An error wraps ErrInvalid and says what to change.
+func newTiers(set TierSet,
+	limitOf func(name string) (ratelimit.Limit, bool), attributes ...string,
+) (*readyTiers, error) {
 	if err := set.validate(); err != nil {
 		return nil, err
 	}
@@ -121,7 +123,8 @@ func newTiers(set TierSet, limitOf func(name string) (ratelimit.Limit, bool), at
 		of := &set.Tiers[i]
 		limit, ok := limitOf(of.Limit)
 		if !ok {
-			return nil, invalid("tier %d: nobody knows the limit %.80q; correct the name, store a rule for it, or define it in the program (SiteConfig.Limits)", i, of.Limit)
+			return nil, invalid("tier %d: nobody knows the limit %.80q; correct the name, store a rule for it, or define it "+
+				"in the program (SiteConfig.Limits)", i, of.Limit)
 		}
 		var err error
 		if t.tiers[i], err = newTier(of, limit, known); err != nil {
@@ -202,7 +205,8 @@ func (t *tier) fits(a *Attributes) (bool, error) {
 	case t.route == "":
 		return true, nil
 	case a.Route == "":
-		return false, fmt.Errorf("%w: a tier of %q is for a route, and the request has none; put the limit behind the router, "+
+		return false, fmt.Errorf("%w: a tier of %q is for a route, and the request has none; put the limit behind the "+
+			"router, "+
 			"and set Attributes.Route for requests that match no route", ratelimit.ErrInvalidRequest, t.limit.Name())
 	}
 	_, path, _ := strings.Cut(a.Route, " ")

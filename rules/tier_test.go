@@ -188,7 +188,8 @@ func TestTierCost(t *testing.T) {
 	require.Equal(t, []ratelimit.Request{calls.Global().Cost(3)}, requests, "without a source")
 }
 
-// TestTierRequestsNeedTheirAttributes promises that requests without an attribute share no bucket, and do not pass unchecked.
+// TestTierRequestsNeedTheirAttributes promises that requests without an attribute share no bucket, and do not pass
+// unchecked.
 func TestTierRequestsNeedTheirAttributes(t *testing.T) {
 	t.Parallel()
 	secret := rules.Attributes{Tenant: "secret tenant"}
@@ -275,8 +276,8 @@ func TestTierKeysOfOneLimitNeverCollide(t *testing.T) {
 	}
 }
 
-// FuzzTiers makes a tier of any text and asks it of two requests: NewTiers returns an error of the rules, or a tier that asks requests
-// of the same key only where all that its key names is the same.
+// FuzzTiers makes a tier of any text and asks it of two requests: NewTiers returns an error of the rules, or a tier
+// that asks requests of the same key only where all that its key names is the same.
 func FuzzTiers(f *testing.F) {
 	for _, key := range []string{"", "{user}", "{tenant}/{user}", "u:{user}|{header:x-api-key}", "{user}{tenant}", "{", `\{user}`, "{nobody}", "é{user}é{tenant}"} {
 		f.Add(key, "GET /a", "plan", "*", "header:X-Cost", "7", 1.0, "ada", "acme", "ada", `ac/me`)
@@ -428,7 +429,8 @@ func TestSiteTakesLimitsFromRules(t *testing.T) {
 	require.Len(t, asks(t, site), 2, "a site that runs goes on")
 }
 
-// TestSiteStartsBeforeAFutureChange promises that a limit is known until its rule is deleted, and before its rule begins.
+// TestSiteStartsBeforeAFutureChange promises that a limit is known until its rule is deleted, and before its rule
+// begins.
 func TestSiteStartsBeforeAFutureChange(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

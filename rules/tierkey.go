@@ -52,7 +52,8 @@ func parsePattern(text string) (*pattern, error) {
 		}
 	}
 	if len(p.names) == 0 {
-		return nil, errors.New("it names no attribute; write one as {user}, or leave the key empty for the bucket that everybody shares")
+		return nil, errors.New("it names no attribute; write one as {user}, or leave the key empty for the bucket that " +
+			"everybody shares")
 	}
 	for i, name := range p.names {
 		if !validAttribute.MatchString(name) {
@@ -65,7 +66,8 @@ func parsePattern(text string) (*pattern, error) {
 			return nil, fmt.Errorf("there is nothing between {%s} and {%s}; separate them, as by a /", p.names[i-1], name)
 		}
 		if c := p.literals[i][0]; c < ' ' || c > '~' {
-			return nil, fmt.Errorf("{%s} and {%s} are separated by something that is not ASCII; use a sign such as /", p.names[i-1], name)
+			return nil, fmt.Errorf("{%s} and {%s} are separated by something that is not ASCII; use a sign such as /",
+				p.names[i-1], name)
 		}
 		p.separators += p.literals[i][:1]
 	}
@@ -107,7 +109,8 @@ func (t *readyTiers) validateKeys() error {
 		}
 		for _, q := range byLimit[name] {
 			if strings.HasPrefix(p.literals[0], q.literals[0]) || strings.HasPrefix(q.literals[0], p.literals[0]) {
-				return invalid("tier %d, of %q: its Key is %q and that of another tier is %q, so that one could spell the key of the other; "+
+				return invalid("tier %d, of %q: its Key is %q and that of another tier is %q, so that one could spell the key of "+
+					"the other; "+
 					"begin each with a word of its own, such as user:{user} and address:{address}", i, name, p.text, q.text)
 			}
 		}

@@ -47,13 +47,15 @@ func (t *siteTiers) isFor(loaded *snapshot) bool {
 	return t.of == loaded && (t.until == maxInstant || loaded.clock() < t.until)
 }
 
-// NewSite returns a Site of what set loads. An error wraps ErrInvalidConfig or ErrInvalid. If the Set has loaded tiers that
-// cannot be used, and SiteConfig has none, NewSite returns the error, and no request fails later: call Set.Load before.
+// NewSite returns a Site of what set loads. An error wraps ErrInvalidConfig or ErrInvalid. If the Set has loaded tiers
+// that cannot be used, and SiteConfig has none, NewSite returns the error, and no request fails later: call Set.Load
+// before.
 func NewSite(set *Set, config SiteConfig) (*Site, error) {
 	if set == nil {
 		return nil, fmt.Errorf("%w: the Set is nil; pass what NewSet returned", ErrInvalidConfig)
 	}
-	config.Limits, config.Attributes = slices.Clone(config.Limits), slices.Clone(config.Attributes) // the caller may go on with its own
+	// the caller may go on with its own
+	config.Limits, config.Attributes = slices.Clone(config.Limits), slices.Clone(config.Attributes)
 	s := &Site{set: set, config: config}
 	tiers, err := newTiers(config.Tiers, s.limitIn(nil, 0), config.Attributes...)
 	if err != nil {
@@ -61,7 +63,8 @@ func NewSite(set *Set, config SiteConfig) (*Site, error) {
 	}
 	first := &siteTiers{tiers: tiers, until: maxInstant}
 	if len(config.Tiers.Tiers) == 0 {
-		first = &siteTiers{until: maxInstant, err: errors.New("rules: the tiers are not loaded yet; call Set.Load, or Set.Run on a goroutine of its own")}
+		first = &siteTiers{until: maxInstant, err: errors.New("rules: the tiers are not loaded yet; call Set.Load, or " +
+			"Set.Run on a goroutine of its own")}
 	}
 	s.current.Store(first)
 	if set.current.Load() != nil {
@@ -76,13 +79,13 @@ func NewSite(set *Set, config SiteConfig) (*Site, error) {
 // The rules of a.Plan decide. stated returns what the request states for a CostSource, such as the values of the header
 // for "header:x-cost"; nil states nothing.
 //
-// Requests never share a bucket by mistake. If a tier that fits has a key, and the request lacks an attribute of it, the
-// error wraps ratelimit.ErrInvalidKey: for requests without that attribute make a tier whose When has it as "", before
-// or beside the tier whose When has it as "*". If a tier is for a route and the request has none, the error wraps
-// ratelimit.ErrInvalidRequest. If no tier fits it is ErrNoTier. No error holds an attribute's value.
+// Requests never share a bucket by mistake. If a tier that fits has a key, and the request lacks an attribute of it,
+// the error wraps ratelimit.ErrInvalidKey: for requests without that attribute make a tier whose When has it as "",
+// before or beside the tier whose When has it as "*". If a tier is for a route and the request has none, the error
+// wraps ratelimit.ErrInvalidRequest. If no tier fits it is ErrNoTier. No error holds an attribute's value.
 //
-// Before the first load of the Set, and while the loaded tiers cannot be used, it returns an error, unless there are earlier
-// tiers or SiteConfig.Tiers.
+// Before the first load of the Set, and while the loaded tiers cannot be used, it returns an error, unless there are
+// earlier tiers or SiteConfig.Tiers.
 func (s *Site) Requests(a Attributes, stated func(source string) []string) ([]ratelimit.Request, error) {
 	if s == nil || s.set == nil {
 		return nil, fmt.Errorf("%w: the Site was not made by NewSite; use the one that NewSite returned", ErrInvalidConfig)

@@ -15,7 +15,9 @@ import (
 // A job that was never started returns its tokens. For a job that waits for another attempt, Config.Cancelled decides.
 // A running job is only asked to stop, as by River; its reservation ends with it. To cancel again, or to cancel a job
 // that has ended, changes nothing.
-func (s *Scheduler) Cancel(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, jobID int64) (*rivertype.JobRow, error) {
+func (s *Scheduler) Cancel(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx,
+	jobID int64,
+) (*rivertype.JobRow, error) {
 	if err := checkCall(ctx, "cancel", client); err != nil {
 		return nil, err
 	}

@@ -17,8 +17,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
-// TestSerializableWorkersLoseNothing promises exact sums where 32 workers of River each take from one bucket, reserve from another, and enqueue
-// the next job, all in one SERIALIZABLE transaction that conflicts with the others': each step is committed once, with its token and its job.
+// TestSerializableWorkersLoseNothing promises exact sums where 32 workers of River each take from one bucket, reserve
+// from another, and enqueue the next job, all in one SERIALIZABLE transaction that conflicts with the others': each
+// step is committed once, with its token and its job.
 func TestSerializableWorkersLoseNothing(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "hundreds of transactions that conflict")

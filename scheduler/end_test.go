@@ -128,8 +128,8 @@ func TestCancel(t *testing.T) {
 	require.ErrorIs(t, err, river.ErrNotFound)
 }
 
-// TestLostReservation promises that a job whose reservation is gone runs, and pays for one new turn, however often it is started. Here
-// its queue was paused until the reservation had expired and its row was deleted.
+// TestLostReservation promises that a job whose reservation is gone runs, and pays for one new turn, however often it
+// is started. Here its queue was paused until the reservation had expired and its row was deleted.
 func TestLostReservation(t *testing.T) {
 	t.Parallel()
 	now := time.Now()
@@ -309,8 +309,8 @@ func TestMaintain(t *testing.T) {
 	})
 }
 
-// TestJobsWithoutEnqueue promises for jobs from plain Insert: each waits for its turn, and has one reservation for all attempts. No
-// attempt is lost by waiting.
+// TestJobsWithoutEnqueue promises for jobs from plain Insert: each waits for its turn, and has one reservation for all
+// attempts. No attempt is lost by waiting.
 func TestJobsWithoutEnqueue(t *testing.T) {
 	t.Parallel()
 	const jobs = 14 // four more than there are tokens

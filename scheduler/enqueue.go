@@ -30,7 +30,8 @@ type EnqueueOpts struct {
 // wait, and there is no Job.
 type Enqueued struct {
 	ratelimit.Reservation
-	// JobInsertResult is River's. If UniqueSkippedAsDuplicate is set, Job is the existing job, and nothing was taken for this one.
+	// JobInsertResult is River's. If UniqueSkippedAsDuplicate is set, Job is the existing job, and nothing was taken for
+	// this one.
 	rivertype.JobInsertResult
 	// RunAt is the start time of the job: ReadyAt plus the jitter. It is the zero time without a new job.
 	RunAt time.Time
@@ -45,7 +46,9 @@ type Enqueued struct {
 //
 // Other errors come from [ratelimit.Limiter.Reserve] and from River's InsertTx, or are ErrInvalidJob and
 // ErrNotInstalled. Enqueue never retries: the owner of tx runs it again, as [ratelimit.Limiter.InTx] does.
-func (s *Scheduler) Enqueue(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs, opts *EnqueueOpts, requests ...ratelimit.Request) (Enqueued, error) {
+func (s *Scheduler) Enqueue(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs,
+	opts *EnqueueOpts, requests ...ratelimit.Request,
+) (Enqueued, error) {
 	e, err := s.TryEnqueue(ctx, client, tx, args, opts, requests...)
 	if err == nil {
 		err = e.Err()
@@ -55,7 +58,9 @@ func (s *Scheduler) Enqueue(ctx context.Context, client *river.Client[pgx.Tx], t
 
 // TryEnqueue is Enqueue for a caller that continues after a refusal: it returns no error for a refusal, and the caller
 // must check Allowed.
-func (s *Scheduler) TryEnqueue(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs, opts *EnqueueOpts, requests ...ratelimit.Request) (Enqueued, error) {
+func (s *Scheduler) TryEnqueue(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs,
+	opts *EnqueueOpts, requests ...ratelimit.Request,
+) (Enqueued, error) {
 	if opts == nil {
 		opts = &EnqueueOpts{}
 	}
@@ -98,7 +103,9 @@ func checkCall(ctx context.Context, call string, client *river.Client[pgx.Tx]) e
 }
 
 // check does what can be done before any SQL, and returns the caller's metadata.
-func (s *Scheduler) check(ctx context.Context, client *river.Client[pgx.Tx], args river.JobArgs, opts *EnqueueOpts) (map[string]json.RawMessage, error) {
+func (s *Scheduler) check(ctx context.Context, client *river.Client[pgx.Tx], args river.JobArgs,
+	opts *EnqueueOpts,
+) (map[string]json.RawMessage, error) {
 	if err := checkCall(ctx, "enqueue", client); err != nil {
 		return nil, err
 	}
@@ -107,7 +114,8 @@ func (s *Scheduler) check(ctx context.Context, client *river.Client[pgx.Tx], arg
 	case !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil():
 		return nil, fmt.Errorf("%w: the args are nil", ErrInvalidJob)
 	case !opts.ScheduledAt.IsZero():
-		return nil, fmt.Errorf("%w: InsertOpts.ScheduledAt is set, but the reservation decides when the job runs; leave it out", ErrInvalidJob)
+		return nil, fmt.Errorf("%w: InsertOpts.ScheduledAt is set, but the reservation decides when the job runs; leave it "+
+			"out", ErrInvalidJob)
 	case opts.Jitter < 0:
 		return nil, fmt.Errorf("%w: Jitter is %v; use a span from 0 up", ErrInvalidJob, opts.Jitter)
 	}
@@ -132,7 +140,10 @@ type passage struct {
 type passageKey struct{}
 
 // insert inserts the job of e and checks that the middleware saw it.
-func (s *Scheduler) insert(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs, opts river.InsertOpts, metadata map[string]json.RawMessage, e Enqueued, requests []ratelimit.Request) (*rivertype.JobInsertResult, error) {
+func (s *Scheduler) insert(ctx context.Context, client *river.Client[pgx.Tx], tx pgx.Tx, args river.JobArgs,
+	opts river.InsertOpts, metadata map[string]json.RawMessage, e Enqueued,
+	requests []ratelimit.Request,
+) (*rivertype.JobInsertResult, error) {
 	described, err := s.describe(e.Reservation, requests)
 	if err != nil {
 		return nil, err

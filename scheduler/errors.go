@@ -10,8 +10,8 @@ var (
 	// EnqueueOpts cannot be used.
 	ErrInvalidJob = errors.New("scheduler: invalid job")
 
-	// ErrNotInstalled is returned by Enqueue if its client does not have the Scheduler's Middleware. The client's workers might then
-	// not wait for the turn. The job and the reservation are undone.
+	// ErrNotInstalled is returned by Enqueue if its client does not have the Scheduler's Middleware. The client's workers
+	// might then not wait for the turn. The job and the reservation are undone.
 	ErrNotInstalled = errors.New("scheduler: the client lacks the middleware; call Scheduler.Install on its river.Config")
 
 	// ErrNotMigrated is returned by Enqueue when River's tables are missing. Run Migrate.

@@ -127,8 +127,8 @@ func ExampleScheduler_Cancel() {
 	_ = deletePrompt
 }
 
-// Programs that know of no limits insert prompts. They start no faster than their organisation's limit gives, and no organisation has more
-// than three prompts at the model at a time, however many workers there are.
+// Programs that know of no limits insert prompts. They start no faster than their organisation's limit gives, and no
+// organisation has more than three prompts at the model at a time, however many workers there are.
 func ExampleNewHolder() {
 	var limiter *ratelimit.Limiter
 	requests := func(limit ratelimit.Limit) func(job *rivertype.JobRow) ([]ratelimit.Request, error) {

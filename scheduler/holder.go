@@ -34,8 +34,8 @@ type HolderConfig struct {
 
 const (
 	defaultMaxSnooze = 2 * time.Second
-	// longestSnooze bounds the snooze of a job that waits for tokens or for the end of a pause, because a rule change may make the
-	// wait shorter.
+	// longestSnooze bounds the snooze of a job that waits for tokens or for the end of a pause, because a rule change may
+	// make the wait shorter.
 	longestSnooze = time.Hour
 )
 
@@ -47,8 +47,8 @@ type Holder struct {
 	lost    telemetry.FailureLog
 }
 
-// NewHolder returns a Holder for the slots of limiter. It sends nothing to the database. Install its Middleware in every
-// River client that works the jobs.
+// NewHolder returns a Holder for the slots of limiter. It sends nothing to the database. Install its Middleware in
+// every River client that works the jobs.
 func NewHolder(limiter *ratelimit.Limiter, config HolderConfig) (*Holder, error) {
 	if err := guard.CheckLimiter(limiter); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
@@ -57,7 +57,8 @@ func NewHolder(limiter *ratelimit.Limiter, config HolderConfig) (*Holder, error)
 	case config.Requests == nil:
 		return nil, fmt.Errorf("%w: Requests is nil; return what a job holds while it runs", ErrInvalidConfig)
 	case config.MaxSnooze < 0:
-		return nil, fmt.Errorf("%w: MaxSnooze is %v; use a span above 0, or 0 for the default", ErrInvalidConfig, config.MaxSnooze)
+		return nil, fmt.Errorf("%w: MaxSnooze is %v; use a span above 0, or 0 for the default", ErrInvalidConfig,
+			config.MaxSnooze)
 	}
 	config.MaxSnooze = cmp.Or(config.MaxSnooze, defaultMaxSnooze)
 	config.Logger = cmp.Or(config.Logger, slog.Default())
@@ -119,12 +120,13 @@ func (m *holding) Work(ctx context.Context, job *rivertype.JobRow, work func(con
 
 // isInTheWay reports whether err says that others were, so that the same call may succeed a little later.
 func isInTheWay(ctx context.Context, err error) bool {
-	return ratelimit.IsRetryable(err) || errors.Is(err, ratelimit.ErrContended) || errors.Is(err, ratelimit.ErrOverloaded) ||
+	return ratelimit.IsRetryable(err) || errors.Is(err, ratelimit.ErrContended) ||
+		errors.Is(err, ratelimit.ErrOverloaded) ||
 		errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil // the time of the limiter's Config.Timeout
 }
 
-// ended returns the error to report to River for a job that has returned err. A job that succeeded although its lease was lost is
-// not an error, because River would run it again and do its work twice.
+// ended returns the error to report to River for a job that has returned err. A job that succeeded although its lease
+// was lost is not an error, because River would run it again and do its work twice.
 func (h *Holder) ended(ctx, held context.Context, job *rivertype.JobRow, err error) error {
 	lost := context.Cause(held)
 	if !errors.Is(lost, ratelimit.ErrLeaseLost) {
@@ -142,8 +144,8 @@ func (h *Holder) ended(ctx, held context.Context, job *rivertype.JobRow, err err
 	return fmt.Errorf("scheduler: hold: %w: %w", lost, err)
 }
 
-// wait returns the snooze of a refused job: about the time until its tokens arrive. If only slots are missing, it is at most
-// MaxSnooze, because slots become free without notice.
+// wait returns the snooze of a refused job: about the time until its tokens arrive. If only slots are missing, it is at
+// most MaxSnooze, because slots become free without notice.
 func (h *Holder) wait(d ratelimit.Decision) time.Duration {
 	var slots, others time.Duration
 	for i := range d.States {

@@ -32,12 +32,14 @@ func (s *Scheduler) Install(config *river.Config, holders ...*Holder) error {
 		installed = append(installed, h.Middleware())
 	}
 	if slices.ContainsFunc(config.Middleware, s.isMiddleware) {
-		return fmt.Errorf("%w: the river.Config has the Middleware of this Scheduler; call Install once, and add nothing by hand", ErrInvalidConfig)
+		return fmt.Errorf("%w: the river.Config has the Middleware of this Scheduler; call Install once, and add nothing "+
+			"by hand", ErrInvalidConfig)
 	}
 	if len(config.Queues) > 0 {
 		workers := cmp.Or(config.Workers, river.NewWorkers())
 		if err := river.AddWorkerSafely(workers, s.worker()); err != nil {
-			return fmt.Errorf("%w: these Workers have the worker of a Scheduler; call Install once for them: %w", ErrInvalidConfig, err)
+			return fmt.Errorf("%w: these Workers have the worker of a Scheduler; call Install once for them: %w",
+				ErrInvalidConfig, err)
 		}
 		config.Workers = workers
 		config.PeriodicJobs = append(slices.Clip(config.PeriodicJobs), periodicJob())

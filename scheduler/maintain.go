@@ -18,8 +18,8 @@ import (
 type Maintained struct {
 	// Ended is the number of reservations that Maintain ended because their job had ended.
 	Ended int
-	// Unguarded is how many of these jobs completed although their turn was never started. They ran on a client without the
-	// middleware, at the time of River's schedule.
+	// Unguarded is how many of these jobs completed although their turn was never started. They ran on a client without
+	// the middleware, at the time of River's schedule.
 	Unguarded int
 	// Expired is the number of reservations that ended by Config.ExpireAfter of the Limiter.
 	Expired int
@@ -34,14 +34,15 @@ const (
 	// maintainBatch and maxBatches bound the reservations that one call ends.
 	maintainBatch = 500
 	maxBatches    = 200
-	// maxFailures is how many jobs may fail until a call gives up: by then it is the database that does. Jobs that are passed over because
-	// their bucket has made another one fail do not count.
+	// maxFailures is how many jobs may fail until a call gives up: by then it is the database that does. Jobs that are
+	// passed over because their bucket has made another one fail do not count.
 	maxFailures = 100
 )
 
-// Maintain ends the reservations of jobs whose end the middleware did not see. These were cancelled through River's own API,
-// discarded by its rescuer, panicked in the last attempt, or ended while their process was killed. It also calls
-// [ratelimit.Limiter.Expire]. Call it every minute or so from one process or several, or let River call it: see Install.
+// Maintain ends the reservations of jobs whose end the middleware did not see. These were cancelled through River's own
+// API, discarded by its rescuer, panicked in the last attempt, or ended while their process was killed. It also calls
+// [ratelimit.Limiter.Expire]. Call it every minute or so from one process or several, or let River call it: see
+// Install.
 //
 // If a reservation cannot be ended, Maintain still ends the others. It returns the joined errors with the result, and
 // tries again at the next call. It waits at most a second for a bucket whose row another transaction has locked, and
@@ -62,12 +63,15 @@ func (s *Scheduler) Maintain(ctx context.Context, client *river.Client[pgx.Tx]) 
 
 	sweeping, failed := reserved.Sweeping(ctx), make(failures)
 	var err error
-	if done.Unguarded, err = s.sweep(sweeping, client, since, failed, " AND r.started_us IS NULL", rivertype.JobStateCompleted); err == nil {
-		done.Ended, err = s.sweep(sweeping, client, since, failed, "", rivertype.JobStateCompleted, rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
+	if done.Unguarded, err = s.sweep(sweeping, client, since, failed, " AND r.started_us IS NULL",
+		rivertype.JobStateCompleted); err == nil {
+		done.Ended, err = s.sweep(sweeping, client, since, failed, "", rivertype.JobStateCompleted,
+			rivertype.JobStateCancelled, rivertype.JobStateDiscarded)
 	}
 	done.Ended += done.Unguarded
 	if done.Unguarded > 0 {
-		s.config.Logger.WarnContext(ctx, "scheduler: jobs ran without waiting for their turns: a client that works them lacks the middleware",
+		s.config.Logger.WarnContext(ctx, "scheduler: jobs ran without waiting for their turns: a client that works them "+
+			"lacks the middleware",
 			slog.Int("jobs", done.Unguarded))
 	}
 	isSwept := err == nil && len(failed) == 0
@@ -103,7 +107,9 @@ var errGaveUp = errors.New("scheduler: maintain: gave up: too many reservations 
 // sweep ends the reservations that are open although their job ended in one of the states after since.
 // which narrows them down by a condition on their row r. Jobs whose reservation cannot be ended are added to failed,
 // and passed over when they are there already.
-func (s *Scheduler) sweep(ctx context.Context, client *river.Client[pgx.Tx], since time.Time, failed failures, which string, states ...rivertype.JobState) (int, error) {
+func (s *Scheduler) sweep(ctx context.Context, client *river.Client[pgx.Tx], since time.Time, failed failures,
+	which string, states ...rivertype.JobState,
+) (int, error) {
 	where := `finalized_at >= @ended_since AND EXISTS (
 		SELECT FROM ` + pgx.Identifier{s.limiter.Schema(), "reservations"}.Sanitize() + ` AS r
 		WHERE r.state = 'open'` + which + ` AND r.id = CASE

@@ -25,9 +25,11 @@ var (
 	_ rivertype.WorkerMiddleware    = (*middleware)(nil)
 )
 
-// InsertMany shows Enqueue that the middleware is installed. It inserts jobs that are due soon as available with a future time, as
-// River does with jobs that are retried soon.
-func (m *middleware) InsertMany(ctx context.Context, jobs []*rivertype.JobInsertParams, insert func(context.Context) ([]*rivertype.JobInsertResult, error)) ([]*rivertype.JobInsertResult, error) {
+// InsertMany shows Enqueue that the middleware is installed. It inserts jobs that are due soon as available with a
+// future time, as River does with jobs that are retried soon.
+func (m *middleware) InsertMany(ctx context.Context, jobs []*rivertype.JobInsertParams,
+	insert func(context.Context) ([]*rivertype.JobInsertResult, error),
+) ([]*rivertype.JobInsertResult, error) {
 	p, ok := ctx.Value(passageKey{}).(*passage)
 	if !ok || p.key != m.scheduler.key {
 		return insert(ctx)
@@ -113,7 +115,9 @@ func (s *Scheduler) start(ctx context.Context, job *rivertype.JobRow, id string)
 
 // startLost starts the turn of a job whose reservation is gone: it takes a new turn under the same ID. An error fails
 // the attempt, and River keeps the job.
-func (s *Scheduler) startLost(ctx context.Context, job *rivertype.JobRow, id string, gone error) (ratelimit.Turn, error) {
+func (s *Scheduler) startLost(ctx context.Context, job *rivertype.JobRow, id string,
+	gone error,
+) (ratelimit.Turn, error) {
 	requests, err := s.requestsOf(job)
 	switch {
 	case err != nil:
@@ -130,8 +134,8 @@ func (s *Scheduler) startLost(ctx context.Context, job *rivertype.JobRow, id str
 	return turn, err
 }
 
-// finish ends the reservation of a job that has returned err, unless River will run it again. Maintain ends the reservations that
-// finish misses or fails to end.
+// finish ends the reservation of a job that has returned err, unless River will run it again. Maintain ends the
+// reservations that finish misses or fails to end.
 func (s *Scheduler) finish(ctx context.Context, job *rivertype.JobRow, id string, err error) {
 	var snoozed *rivertype.JobSnoozeError
 	var cancelled *rivertype.JobCancelError
@@ -152,7 +156,8 @@ func (s *Scheduler) finish(ctx context.Context, job *rivertype.JobRow, id string
 	end, cancel := context.WithTimeout(context.WithoutCancel(ctx), endTimeout)
 	defer cancel()
 	if err := s.end(end, s.limiter, id, unused); err != nil {
-		s.failures.Failed(ctx, s.config.Logger, slog.LevelWarn, "scheduler: a reservation stays open until Maintain finds it", err,
+		s.failures.Failed(ctx, s.config.Logger, slog.LevelWarn, "scheduler: a reservation stays open until Maintain finds it",
+			err,
 			slog.Int64("job_id", job.ID), slog.String("reservation", id))
 		return
 	}

@@ -204,7 +204,8 @@ func TestRetries(t *testing.T) {
 	require.NoError(t, d.limiter.Cancel(t.Context(), id))
 }
 
-// TestTurnsOfNoReservation promises an error to a job without a turn that settles, and that no job runs whose turn or cost is unknown.
+// TestTurnsOfNoReservation promises an error to a job without a turn that settles, and that no job runs whose turn or
+// cost is unknown.
 func TestTurnsOfNoReservation(t *testing.T) {
 	t.Parallel()
 	var requests []ratelimit.Request
@@ -241,7 +242,8 @@ type ruling func() *ratelimit.Ruling
 func (r ruling) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return r() }
 func (r ruling) RulingsOf(string) []*ratelimit.Ruling                        { return []*ratelimit.Ruling{r()} }
 
-// A job whose limit is paused for days runs within an hour of an earlier end of the pause. It sleeps until its turn all the same.
+// A job whose limit is paused for days runs within an hour of an earlier end of the pause. It sleeps until its turn all
+// the same.
 func TestJobsOfAPausedLimitLookAgain(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -271,7 +273,8 @@ func TestJobsOfAPausedLimitLookAgain(t *testing.T) {
 // oneEach has a slot for each tenant.
 var oneEach = ratelimit.Define("oneEach", ratelimit.Concurrency{Most: 1, Lease: 4 * time.Second})
 
-// holding is a Holder on a limiter in memory, whose middleware is called without a queue, in a bubble with its own time.
+// holding is a Holder on a limiter in memory, whose middleware is called without a queue, in a bubble with its own
+// time.
 type holding struct {
 	db      *ratelimittest.DB
 	limiter *ratelimit.Limiter
@@ -334,7 +337,8 @@ func TestHolderReleases(t *testing.T) {
 	})
 }
 
-// TestHolderSnoozesJobsWithoutASlot promises that a job which others keep from a decision is snoozed, and loses no attempt.
+// TestHolderSnoozesJobsWithoutASlot promises that a job which others keep from a decision is snoozed, and loses no
+// attempt.
 func TestHolderSnoozesJobsWithoutASlot(t *testing.T) {
 	t.Parallel()
 	inHolder(t, []ratelimit.Request{oneEach.For("a")}, func(t *testing.T, h *holding) {
@@ -347,8 +351,8 @@ func TestHolderSnoozesJobsWithoutASlot(t *testing.T) {
 	})
 }
 
-// TestHolderStopsAJobThatLostItsSlot promises that a lost lease cancels the job's context, and that the job fails with the cause. A job that
-// continues to its end does not fail, because River would run it again.
+// TestHolderStopsAJobThatLostItsSlot promises that a lost lease cancels the job's context, and that the job fails with
+// the cause. A job that continues to its end does not fail, because River would run it again.
 func TestHolderStopsAJobThatLostItsSlot(t *testing.T) {
 	t.Parallel()
 	inHolder(t, []ratelimit.Request{oneEach.For("a")}, func(t *testing.T, h *holding) {
@@ -370,7 +374,8 @@ func TestHolderStopsAJobThatLostItsSlot(t *testing.T) {
 	})
 }
 
-// TestAnOutageDoesNotFloodTheLog promises that jobs whose reservations cannot end share a line, and that one says when they end again.
+// TestAnOutageDoesNotFloodTheLog promises that jobs whose reservations cannot end share a line, and that one says when
+// they end again.
 func TestAnOutageDoesNotFloodTheLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -423,8 +428,8 @@ func TestHolderFailsClosed(t *testing.T) {
 	})
 }
 
-// TestHolderTakesTokensWithSlots promises that slots and tokens are taken together: a job without an available token is snoozed until
-// it arrives, and holds no slot meanwhile.
+// TestHolderTakesTokensWithSlots promises that slots and tokens are taken together: a job without an available token is
+// snoozed until it arrives, and holds no slot meanwhile.
 func TestHolderTakesTokensWithSlots(t *testing.T) {
 	t.Parallel()
 	starts := ratelimit.Define("starts", ratelimit.TokenBucket{Rate: 1, Period: time.Minute, Capacity: 2})

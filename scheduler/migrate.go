@@ -107,7 +107,8 @@ func pause(ctx context.Context, d time.Duration) error {
 // privilege even when there is nothing to create.
 func createSchema(ctx context.Context, conn *pgx.Conn, schema string) error {
 	var exists bool
-	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)", schema).Scan(&exists); err != nil || exists {
+	if err := conn.QueryRow(ctx, "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)",
+		schema).Scan(&exists); err != nil || exists {
 		return err
 	}
 	_, err := conn.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+pgx.Identifier{schema}.Sanitize())

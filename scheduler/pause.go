@@ -23,7 +23,9 @@ type Pauser interface {
 // returns its end, so few of many refused workers write. During the pause, each process that is notified takes nothing
 // and starts no job, and new reservations are ready no earlier than its end. The pause ends by itself. It is a change
 // of its own, and stays if the job fails.
-func (s *Scheduler) PauseFor(ctx context.Context, pauser Pauser, response *http.Response, most time.Duration, request ratelimit.Request) (until time.Time, err error) {
+func (s *Scheduler) PauseFor(ctx context.Context, pauser Pauser, response *http.Response, most time.Duration,
+	request ratelimit.Request,
+) (until time.Time, err error) {
 	if _, asks := RetryAfter(response, time.Now(), most); !asks {
 		return time.Time{}, nil
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// reserve reserves the cost of a job that was inserted without Enqueue, when a worker first takes it up. It returns the ID of the
-// reservation, which the job's metadata get when the attempt ends; "" for a job that costs nothing.
+// reserve reserves the cost of a job that was inserted without Enqueue, when a worker first takes it up. It returns the
+// ID of the reservation, which the job's metadata get when the attempt ends; "" for a job that costs nothing.
 func (s *Scheduler) reserve(ctx context.Context, job *rivertype.JobRow) (id string, err error) {
 	if s.config.Requests == nil {
 		return "", nil

@@ -11,8 +11,8 @@ import (
 // neither a 429 nor a 503, or has no Retry-After in the future. A date counts from the Date of the response, if it has
 // one, so that the upstream's clock need not agree with ours.
 //
-// now is the present on the clock of the result; for a pause that is the database's clock. A wait that is longer than most, or out
-// of range, becomes most. So a mistake of the upstream does not pause a limit for years.
+// now is the present on the clock of the result; for a pause that is the database's clock. A wait that is longer than
+// most, or out of range, becomes most. So a mistake of the upstream does not pause a limit for years.
 func RetryAfter(response *http.Response, now time.Time, most time.Duration) (until time.Time, ok bool) {
 	if response.StatusCode != http.StatusTooManyRequests && response.StatusCode != http.StatusServiceUnavailable {
 		return time.Time{}, false

@@ -38,8 +38,8 @@ type Config struct {
 	RetriesPay bool
 	// TakeUpEarly is how long before its turn a worker may take up a job. The worker then waits for the turn itself, and
 	// occupies one of the queue's MaxWorkers meanwhile. If TakeUpEarly is a little above FetchPollInterval, a job starts
-	// within milliseconds of its turn. Defaults to 1.3 seconds, which is a little above River's default poll. Below 0 a job
-	// waits in the database and starts when a worker next polls, at most FetchPollInterval late. At most 5 seconds.
+	// within milliseconds of its turn. Defaults to 1.3 seconds, which is a little above River's default poll. Below 0 a
+	// job waits in the database and starts when a worker next polls, at most FetchPollInterval late. At most 5 seconds.
 	TakeUpEarly time.Duration
 	// Requests returns the cost of a job that was inserted without Enqueue, so that jobs of other programs are paced,
 	// for example for each tenant. It returns none for a job that costs nothing. The worker that first gets the job
@@ -58,11 +58,12 @@ type Config struct {
 // defaultTakeUp is a little above how often River looks for jobs by default.
 const defaultTakeUp = 1300 * time.Millisecond
 
-// riverInterval is how often River moves scheduled jobs that are due by the next time to available. Work that is due sooner is
-// inserted as available, because River would move it too late.
+// riverInterval is how often River moves scheduled jobs that are due by the next time to available. Work that is due
+// sooner is inserted as available, because River would move it too late.
 const riverInterval = 5 * time.Second
 
-// endTimeout is the timeout for ending the reservation of a job that has returned, perhaps because its context has ended.
+// endTimeout is the timeout for ending the reservation of a job that has returned, perhaps because its context has
+// ended.
 const endTimeout = 5 * time.Second
 
 func (c Config) withDefaults() Config {
@@ -78,7 +79,8 @@ func (c Config) validate() error {
 		}
 	}
 	if c.TakeUpEarly > riverInterval {
-		return fmt.Errorf("%w: TakeUpEarly is %v; use a span up to %v, 0 for the default, or less for none", ErrInvalidConfig, c.TakeUpEarly, riverInterval)
+		return fmt.Errorf("%w: TakeUpEarly is %v; use a span up to %v, 0 for the default, or less for none", ErrInvalidConfig,
+			c.TakeUpEarly, riverInterval)
 	}
 	return nil
 }
@@ -113,7 +115,8 @@ func New(limiter *ratelimit.Limiter, config Config) (*Scheduler, error) {
 // cost.
 func (s *Scheduler) Middleware() rivertype.Middleware { return &middleware{scheduler: s} }
 
-// end ends the reservation of a job that will not run again. It does nothing if the reservation has ended or does not exist.
+// end ends the reservation of a job that will not run again. It does nothing if the reservation has ended or does not
+// exist.
 func (s *Scheduler) end(ctx context.Context, limiter *ratelimit.Limiter, id string, unused Unused) error {
 	var err error
 	if unused == GiveBack {
@@ -127,8 +130,8 @@ func (s *Scheduler) end(ctx context.Context, limiter *ratelimit.Limiter, id stri
 	return err
 }
 
-// endFailed is end for a job that was cancelled or discarded. If the reservation was never started, its tokens go back, however
-// many attempts River counts; otherwise unused decides.
+// endFailed is end for a job that was cancelled or discarded. If the reservation was never started, its tokens go back,
+// however many attempts River counts; otherwise unused decides.
 func (s *Scheduler) endFailed(ctx context.Context, limiter *ratelimit.Limiter, id string, unused Unused) error {
 	started, err := limiter.Started(ctx, id)
 	switch {

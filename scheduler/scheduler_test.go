@@ -345,9 +345,9 @@ func TestEnqueueErrors(t *testing.T) {
 	require.ErrorIs(t, err, scheduler.ErrNotMigrated)
 }
 
-// TestInstall promises that Install is all a River client needs. A client that works jobs guards their turns and slots, and calls
-// Maintain. A job whose worker was killed runs again when River has rescued it, and is charged once. The killed worker's slot is free
-// when its lease ends, and not before.
+// TestInstall promises that Install is all a River client needs. A client that works jobs guards their turns and slots,
+// and calls Maintain. A job whose worker was killed runs again when River has rescued it, and is charged once. The
+// killed worker's slot is free when its lease ends, and not before.
 func TestInstall(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

@@ -58,5 +58,6 @@ func (s *Turn) Cancel(ctx context.Context) error {
 }
 
 func noTurn(method string) error {
-	return fmt.Errorf("%w: %s in a job that Enqueue did not insert, or on a client without the middleware", ErrNoTurn, method)
+	return fmt.Errorf("%w: %s in a job that Enqueue did not insert, or on a client without the middleware", ErrNoTurn,
+		method)
 }

@@ -2,10 +2,11 @@
 //
 //	limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: sloglimit.New(sloglimit.Config{})})
 //
-// Each event is one record with a constant message ("ratelimit: refused") and the rest in attributes; spans of time are seconds and
-// end in _s. No record holds a key. The text of an error is written without passwords, connection strings, and values that were
-// sent to the database. An error of the server has its message, without the details that name rows. The answer of a guard has only
-// the kind of the error, because your own functions may put anything into its text.
+// Each event is one record with a constant message ("ratelimit: refused") and the rest in attributes; spans of time are
+// seconds and end in _s. No record holds a key. The text of an error is written without passwords, connection strings,
+// and values that were sent to the database. An error of the server has its message, without the details that name
+// rows. The answer of a guard has only the kind of the error, because your own functions may put anything into its
+// text.
 //
 // While a database is down, each call fails. So the first failure of each error_type is written, then lines at growing
 // intervals of up to a minute, with the number of failures left out in the attribute omitted. When calls work again,
@@ -23,22 +24,23 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Config says at which level each kind of event is written; a [slog.LevelVar] changes while the program runs. To leave a kind out,
-// give it a level below the level of the Logger's handler. The zero Config is ready for use.
+// Config says at which level each kind of event is written; a [slog.LevelVar] changes while the program runs. To leave
+// a kind out, give it a level below the level of the Logger's handler. The zero Config is ready for use.
 type Config struct {
 	// Logger is where the records go. Defaults to slog.Default at the time of New.
 	Logger *slog.Logger
 	// Allowed is the level of decisions to allow. Defaults to slog.LevelDebug.
 	Allowed slog.Leveler
-	// Refused is the level of refusals, of refusals in shadow mode, and of requests that a guard found at fault, for example without a
-	// key. Defaults to slog.LevelInfo.
+	// Refused is the level of refusals, of refusals in shadow mode, and of requests that a guard found at fault, for
+	// example without a key. Defaults to slog.LevelInfo.
 	Refused slog.Leveler
 	// Failed is the level of calls that failed or gave up under contention, and of rules that could not be loaded. Calls
 	// whose caller left are written at the level of Mended if it had waited for more than a quarter of a second, and
 	// otherwise at the level of Detail. Defaults to slog.LevelError.
 	Failed slog.Leveler
-	// Mended is the level of anomalies: buckets that a wrong clock had left in the future, rules that were loaded late, lost leases,
-	// names with two policies, plans without a rule, and callers that left after a long wait. Defaults to slog.LevelWarn.
+	// Mended is the level of anomalies: buckets that a wrong clock had left in the future, rules that were loaded late,
+	// lost leases, names with two policies, plans without a rule, and callers that left after a long wait. Defaults to
+	// slog.LevelWarn.
 	Mended slog.Leveler
 	// Changed is the level of loads of rules in another version than before. Defaults to slog.LevelInfo.
 	Changed slog.Leveler
@@ -96,7 +98,8 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 		o.log(ctx, o.config.Mended, "ratelimit: one name, two policies", slog.String("limit", e.Limit),
 			slog.String("before", e.Before.String()), slog.String("policy", e.Policy.String()))
 	case ratelimit.PlanWithoutRule:
-		o.log(ctx, o.config.Mended, "ratelimit: plan without a rule", slog.String("limit", e.Limit), slog.String("plan", e.Plan))
+		o.log(ctx, o.config.Mended, "ratelimit: plan without a rule", slog.String("limit", e.Limit),
+			slog.String("plan", e.Plan))
 	case ratelimit.Answered:
 		o.answered(ctx, e)
 	case ratelimit.RulesLoaded:
@@ -217,7 +220,8 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 	if e.Limit != "" {
 		attrs = append(attrs, slog.String("limit", e.Limit))
 	}
-	attrs = append(attrs, slog.String("error_type", kind), slog.String("error", telemetry.ErrorText(e.Err)), seconds("elapsed_s", e.Elapsed))
+	attrs = append(attrs, slog.String("error_type", kind), slog.String("error", telemetry.ErrorText(e.Err)),
+		seconds("elapsed_s", e.Elapsed))
 	o.log(ctx, level, message, appendOmitted(attrs, omitted)...)
 }
 
@@ -249,7 +253,8 @@ func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
 		o.rules.Worked(ctx, o.config.Logger, "ratelimit: rules can be loaded again")
 	}
 	attrs := []slog.Attr{
-		slog.String("result", telemetry.Load(e)), slog.Int64("version", e.Version), slog.Int("rules", e.Rules), slog.Int("overrides", e.Overrides),
+		slog.String("result", telemetry.Load(e)), slog.Int64("version", e.Version), slog.Int("rules", e.Rules),
+		slog.Int("overrides", e.Overrides),
 		seconds("elapsed_s", e.Elapsed),
 	}
 	if e.Late > 0 {
@@ -259,14 +264,18 @@ func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
 		attrs = append(attrs, slog.Int("kept", e.Kept))
 	}
 	if e.Err != nil {
-		attrs = append(attrs, slog.String("error_type", telemetry.ErrorType(e.Err)), slog.String("error", telemetry.ErrorText(e.Err)))
+		attrs = append(attrs, slog.String("error_type", telemetry.ErrorType(e.Err)),
+			slog.String("error", telemetry.ErrorText(e.Err)))
 	}
 	o.log(ctx, level, "ratelimit: rules", appendOmitted(attrs, omitted)...)
 }
 
 // leased writes what became of a lease. Work whose lease was lost may have run beside others.
 func (o *Observer) leased(ctx context.Context, e ratelimit.Leased) {
-	attrs := []slog.Attr{slog.String("result", telemetry.Lease(e)), slog.String("limit", e.Limit), slog.Int("slots", e.Slots)}
+	attrs := []slog.Attr{
+		slog.String("result", telemetry.Lease(e)), slog.String("limit", e.Limit),
+		slog.Int("slots", e.Slots),
+	}
 	attrs = appendSet(attrs, "pending", e.Pending)
 	if e.Lost {
 		o.warn(ctx, "ratelimit: lease", attrs...)
@@ -303,7 +312,8 @@ func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
 		o.log(ctx, o.config.Detail, "ratelimit: queued", seconds("waited_s", e.Waited))
 	case ratelimit.ShareChanged:
 		attrs := []slog.Attr{slog.String("limit", e.Limit), slog.Float64("before", e.Before), slog.Float64("share", e.Share)}
-		o.log(ctx, o.config.Detail, "ratelimit: share", appendSet(appendSet(attrs, "applied", e.Applied), "decided", e.Decided)...)
+		o.log(ctx, o.config.Detail, "ratelimit: share", appendSet(appendSet(attrs, "applied", e.Applied), "decided",
+			e.Decided)...)
 	case ratelimit.Pruned:
 		o.log(ctx, o.config.Detail, "ratelimit: pruned", slog.Int("buckets", e.Buckets), seconds("elapsed_s", e.Elapsed))
 	}

@@ -194,7 +194,8 @@ func TestObserve(t *testing.T) {
 	}
 }
 
-// TestFailuresAreLoggedAtGrowingIntervals promises that an outage does not flood the log, and that its end is written once.
+// TestFailuresAreLoggedAtGrowingIntervals promises that an outage does not flood the log, and that its end is written
+// once.
 func TestFailuresAreLoggedAtGrowingIntervals(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -227,8 +228,8 @@ func TestFailuresAreLoggedAtGrowingIntervals(t *testing.T) {
 	})
 }
 
-// TestOnlyTheDatabaseEndsAnOutage promises that "calls work again" is written once the database has answered a call as they failed
-// before: not for an answer of this process, and not after failures of other work.
+// TestOnlyTheDatabaseEndsAnOutage promises that "calls work again" is written once the database has answered a call as
+// they failed before: not for an answer of this process, and not after failures of other work.
 func TestOnlyTheDatabaseEndsAnOutage(t *testing.T) {
 	t.Parallel()
 	cached, paused := refused(), refused()
@@ -268,8 +269,8 @@ func TestOnlyTheDatabaseEndsAnOutage(t *testing.T) {
 	}
 }
 
-// TestWarningsComeAtGrowingIntervals promises that an outage with many leases, or a wrong clock with many buckets, does not flood
-// the log.
+// TestWarningsComeAtGrowingIntervals promises that an outage with many leases, or a wrong clock with many buckets, does
+// not flood the log.
 func TestWarningsComeAtGrowingIntervals(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -15,8 +15,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// runner runs statements one after the other, up to the first that fails, and returns what each answered. An error is one of them
-// all: they could not be sent, or not be committed.
+// runner runs statements one after the other, up to the first that fails, and returns what each answered. An error is
+// one of them all: they could not be sent, or not be committed.
 type runner func(ctx context.Context, s statements) ([]answer, error)
 
 // statements holds the statement of an Exec or Query, or the statements of a batch.
@@ -80,7 +80,8 @@ type serverError struct {
 // Unwrap returns both.
 func (e *serverError) Unwrap() []error { return []error{e.error, e.of} }
 
-// explained converts err so that the core finds in it the same as in an error of pgx: the server's error, and the end of ctx.
+// explained converts err so that the core finds in it the same as in an error of pgx: the server's error, and the end
+// of ctx.
 func explained(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
@@ -107,7 +108,8 @@ func explained(ctx context.Context, err error) error {
 	return err
 }
 
-// endOf returns why ctx has ended. A new connection gets the deadline of ctx, and may fail a moment before ctx reports it.
+// endOf returns why ctx has ended. A new connection gets the deadline of ctx, and may fail a moment before ctx reports
+// it.
 func endOf(ctx context.Context) error {
 	if deadline, bounded := ctx.Deadline(); bounded && ctx.Err() == nil && !time.Now().Before(deadline) {
 		return context.DeadlineExceeded
@@ -115,8 +117,8 @@ func endOf(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// severityOf returns how severe an error is, which lib/pq has in the words of the server's language only. If the code leaves open
-// whether the server ended the session, it assumes so: then the outcome of a COMMIT is unknown.
+// severityOf returns how severe an error is, which lib/pq has in the words of the server's language only. If the code
+// leaves open whether the server ended the session, it assumes so: then the outcome of a COMMIT is unknown.
 func severityOf(code string) string {
 	const classLength = 2
 	switch {
@@ -124,7 +126,8 @@ func severityOf(code string) string {
 		return "FATAL"
 	case code == pgerr.QueryCanceled:
 		return "ERROR"
-	case code == "25P03", code == "25P04", code == "53300": // time of an idle session, or of a transaction; too many connections
+	// time of an idle session, or of a transaction; too many connections
+	case code == "25P03", code == "25P04", code == "53300":
 		return "FATAL"
 	}
 	switch code[:classLength] {
@@ -151,7 +154,8 @@ func (*callersTx) Rollback(context.Context) error { return errNotOurs }
 // Identity returns a value that is the same for all Limiters of a transaction.
 func (tx *callersTx) Identity() any { return tx.of }
 
-// Engine returns the transaction of package ratelimittest that the caller's is one of, for a Limiter in memory, which is all that asks.
+// Engine returns the transaction of package ratelimittest that the caller's is one of, for a Limiter in memory, which
+// is all that asks.
 func (tx *callersTx) Engine() store.Pages { return engineOf(tx.of) }
 
 // refusing is the runner for a value that is not a transaction.

@@ -74,8 +74,8 @@ func errNoTransaction(tx Tx) error {
 		ratelimit.ErrInvalidConfig, tx)
 }
 
-// isPool reports whether tx runs each statement wherever there is a connection, as a *sql.DB does, and what GORM puts around one to
-// prepare statements.
+// isPool reports whether tx runs each statement wherever there is a connection, as a *sql.DB does, and what GORM puts
+// around one to prepare statements.
 func isPool(tx Tx) bool {
 	if _, ok := tx.(interface{ Stats() sql.DBStats }); ok {
 		return true
@@ -88,9 +88,10 @@ func isPool(tx Tx) bool {
 // errVisited is what a visit ends with, in place of a statement.
 var errVisited = errors.New("sqllimit: done before the statement, which is not sent")
 
-// visit is the parameter of a statement that is never sent. It makes a connection of pgx run other statements in its place. A
-// *sql.Tx does not reveal its connection. But stdlib passes parameters to pgx unchanged, and pgx calls a QueryRewriter among them
-// with the connection. Its statements run under the locks of database/sql, so the transaction cannot end meanwhile.
+// visit is the parameter of a statement that is never sent. It makes a connection of pgx run other statements in its
+// place. A *sql.Tx does not reveal its connection. But stdlib passes parameters to pgx unchanged, and pgx calls a
+// QueryRewriter among them with the connection. Its statements run under the locks of database/sql, so the transaction
+// cannot end meanwhile.
 //
 // With any other driver, database/sql calls the parameter's Value, which returns an error.
 type visit struct {
@@ -115,7 +116,9 @@ func engineOf(tx Tx) store.Pages {
 }
 
 // RewriteQuery is called by pgx.
-func (v *visit) RewriteQuery(_ context.Context, conn *pgx.Conn, _ string, _ []any) (sql string, arguments []any, err error) {
+func (v *visit) RewriteQuery(_ context.Context, conn *pgx.Conn, _ string,
+	_ []any,
+) (sql string, arguments []any, err error) {
 	v.seen = true
 	v.answers, v.err = v.run(conn)
 	return "", nil, errVisited
@@ -139,7 +142,8 @@ func (v *visit) of(ctx context.Context, tx Tx) (isPgx bool, err error) {
 		ratelimit.ErrInvalidConfig, tx)
 }
 
-// noParameters is what database/sql says of a statement that was prepared before it has parameters, as GORM does with PrepareStmt.
+// noParameters is what database/sql says of a statement that was prepared before it has parameters, as GORM does with
+// PrepareStmt.
 const noParameters = "expected 0 arguments, got 1"
 
 // onConn runs statements, outside of a transaction, on a connection that database/sql has handed out.

@@ -13,9 +13,9 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// runPlain runs statements one after the other through the common interface of all drivers. Parameters are sent as text, which the
-// server parses as the types in the statement. Results arrive as the driver's values and are formatted as text again. That is
-// lossless, because no two values of float64 have the same shortest text.
+// runPlain runs statements one after the other through the common interface of all drivers. Parameters are sent as
+// text, which the server parses as the types in the statement. Results arrive as the driver's values and are formatted
+// as text again. That is lossless, because no two values of float64 have the same shortest text.
 func runPlain(ctx context.Context, tx Tx, s statements) (answers []answer) {
 	types := pgtype.NewMap()
 	for i := 0; i < len(s.queries); i++ {
@@ -121,8 +121,8 @@ func queryPlain(ctx context.Context, tx Tx, types *pgtype.Map, query string, arg
 	return a
 }
 
-// textOf returns a parameter as the text that Postgres reads, or nil for null. types knows the type of every parameter of the
-// statements.
+// textOf returns a parameter as the text that Postgres reads, or nil for null. types knows the type of every parameter
+// of the statements.
 func textOf(types *pgtype.Map, v any) (any, error) {
 	switch v := v.(type) {
 	case nil:

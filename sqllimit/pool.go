@@ -13,9 +13,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// pool is a ratelimit.Pool on a *sql.DB. It sends statements only on a connection that it holds. A *sql.DB retries a statement on
-// another connection if the driver reports a bad connection, and lib/pq reports that for a connection lost while waiting for an
-// answer. Then a call would take twice.
+// pool is a ratelimit.Pool on a *sql.DB. It sends statements only on a connection that it holds. A *sql.DB retries a
+// statement on another connection if the driver reports a bad connection, and lib/pq reports that for a connection lost
+// while waiting for an answer. Then a call would take twice.
 type pool struct {
 	conn
 	db *sql.DB
@@ -65,7 +65,8 @@ func (p *pool) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, erro
 	run := runnerOf(tx)
 	t.run = func(ctx context.Context, s statements) ([]answer, error) {
 		answers, err := run(ctx, s)
-		t.lost = t.lost || errors.Is(err, driver.ErrBadConn) || len(answers) > 0 && errors.Is(answers[len(answers)-1].err, driver.ErrBadConn)
+		t.lost = t.lost || errors.Is(err, driver.ErrBadConn) || len(answers) > 0 &&
+			errors.Is(answers[len(answers)-1].err, driver.ErrBadConn)
 		return answers, err
 	}
 	return t, nil
@@ -139,7 +140,8 @@ func (t *ownTx) Commit(ctx context.Context) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, pgx.ErrTxCommitRollback), errors.As(err, &answered), errors.Is(err, sql.ErrTxDone), ctx.Err() != nil, t.IsClosed():
+	case errors.Is(err, pgx.ErrTxCommitRollback), errors.As(err, &answered), errors.Is(err, sql.ErrTxDone),
+		ctx.Err() != nil, t.IsClosed():
 		return explained(ctx, err)
 	}
 	// The connection is as good as before and the server said nothing: the driver rolled back, as lib/pq does.

@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// answer is the complete result of a statement. It is read to its end, because while rows are open, database/sql may end their
-// transaction and with it the connection.
+// answer is the complete result of a statement. It is read to its end, because while rows are open, database/sql may
+// end their transaction and with it the connection.
 type answer struct {
 	fields []pgconn.FieldDescription
 	rows   [][][]byte // the values of each row as they were sent, in the format that fields say
@@ -74,8 +74,8 @@ func (r *memoryRows) CommandTag() pgconn.CommandTag { return r.tag }
 // FieldDescriptions returns what the columns are.
 func (r *memoryRows) FieldDescriptions() []pgconn.FieldDescription { return r.fields }
 
-// Conn returns the connection of the rows, and nil for another driver. The connection may be in use again, so read only its
-// configuration.
+// Conn returns the connection of the rows, and nil for another driver. The connection may be in use again, so read only
+// its configuration.
 func (r *memoryRows) Conn() *pgx.Conn { return r.conn }
 
 // TypeMap returns the map that Scan uses.

@@ -43,9 +43,9 @@ type Tx interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// WithTx returns a Limiter whose calls are part of tx, as [ratelimit.Limiter.WithTx] does for a transaction of pgx. They commit and
-// roll back with it, never retry, and use no other connection. The limiter may be one of New, or one on a pool of pgx. After a lost
-// conflict, [ratelimit.IsRetryable] is true for the error.
+// WithTx returns a Limiter whose calls are part of tx, as [ratelimit.Limiter.WithTx] does for a transaction of pgx.
+// They commit and roll back with it, never retry, and use no other connection. The limiter may be one of New, or one on
+// a pool of pgx. After a lost conflict, [ratelimit.IsRetryable] is true for the error.
 //
 // Do not make calls of the Limiter from several goroutines at once. A *sql.DB is no transaction: calls of a Limiter for
 // one return ratelimit.ErrInvalidConfig, and send nothing.
@@ -94,5 +94,6 @@ func InTx(ctx context.Context, limiter *ratelimit.Limiter, fn func(tx *sql.Tx, l
 }
 
 func errNotOfNew() error {
-	return fmt.Errorf("%w: InTx of package sqllimit needs a Limiter that sqllimit.New returned", ratelimit.ErrInvalidConfig)
+	return fmt.Errorf("%w: InTx of package sqllimit needs a Limiter that sqllimit.New returned",
+		ratelimit.ErrInvalidConfig)
 }

@@ -91,8 +91,8 @@ func (p prepared) ExecContext(ctx context.Context, query string, args ...any) (s
 	return statement.ExecContext(ctx, args...)
 }
 
-// TestWithTxRejectsOtherTransactions promises an error that says what to pass, and that nothing is taken, where calls would commit by
-// themselves or cannot be sent.
+// TestWithTxRejectsOtherTransactions promises an error that says what to pass, and that nothing is taken, where calls
+// would commit by themselves or cannot be sent.
 func TestWithTxRejectsOtherTransactions(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

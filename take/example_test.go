@@ -55,7 +55,8 @@ func ExampleWait() {
 	// busy for longer than that; try again in 1s
 }
 
-// A pool of a hundred a second guarantees twenty to each tenant. While other tenants take nothing, one can take all of it.
+// A pool of a hundred a second guarantees twenty to each tenant. While other tenants take nothing, one can take all of
+// it.
 func ExampleBorrow() {
 	ctx, limiter := context.Background(), limiterInMemory()
 	own, pool := ratelimit.Define("guarantee", ratelimit.PerSecond(20)), ratelimit.Define("pool", ratelimit.PerSecond(100))

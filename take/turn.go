@@ -23,12 +23,14 @@ import (
 //	used := stream(ctx)
 //	return limiter.Settle(context.WithoutCancel(ctx), r.ID, Completions.For(user).Cost(used))
 //
-// Turn refuses if the turn would come after the deadline of the context, or if more than a policy's MaxReserved would be
-// owed. Then it has reserved nothing, and RetryAfter is the time until the same call would be accepted. Turns come in the
-// order of the reservations, also across processes. A pause or StaleAfter can postpone a turn beyond its ReadyAt.
+// Turn refuses if the turn would come after the deadline of the context, or if more than a policy's MaxReserved would
+// be owed. Then it has reserved nothing, and RetryAfter is the time until the same call would be accepted. Turns come
+// in the order of the reservations, also across processes. A pause or StaleAfter can postpone a turn beyond its
+// ReadyAt.
 //
-// If the context ends before the turn, or a call fails, Turn cancels the reservation and returns the error: see [Await].
-// On a Limiter of WithTx it returns ErrInvalidConfig, as Wait does. Call Reserve there, and Await after the commit.
+// If the context ends before the turn, or a call fails, Turn cancels the reservation and returns the error: see
+// [Await]. On a Limiter of WithTx it returns ErrInvalidConfig, as Wait does. Call Reserve there, and Await after the
+// commit.
 func Turn(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Reservation, error) {
 	if err := checkOutside(l, "Turn"); err != nil {
 		return ratelimit.Reservation{}, err
@@ -75,7 +77,9 @@ func checkOutside(l *ratelimit.Limiter, name string) error {
 
 // untilTurn sleeps for wait without lead, and on until the turn of a reservation is at most lead away by the database's
 // clock. It returns the turn, and the time at which it asked for it.
-func untilTurn(ctx context.Context, l *ratelimit.Limiter, id string, wait, lead time.Duration) (ratelimit.Turn, time.Time, error) {
+func untilTurn(ctx context.Context, l *ratelimit.Limiter, id string, wait,
+	lead time.Duration,
+) (ratelimit.Turn, time.Time, error) {
 	timer := time.NewTimer(wait - lead)
 	defer timer.Stop()
 	for {
@@ -98,7 +102,8 @@ func untilTurn(ctx context.Context, l *ratelimit.Limiter, id string, wait, lead 
 func giveUp(ctx context.Context, l *ratelimit.Limiter, id string, err error) error {
 	cancelErr := toTheEnd(ctx, func(ctx context.Context) error { return l.Cancel(ctx, id) })
 	switch {
-	case cancelErr == nil, errors.Is(cancelErr, ratelimit.ErrNotReserved), errors.Is(cancelErr, ratelimit.ErrReservationEnded):
+	case cancelErr == nil, errors.Is(cancelErr, ratelimit.ErrNotReserved),
+		errors.Is(cancelErr, ratelimit.ErrReservationEnded):
 		return err
 	}
 	return fmt.Errorf("%w; what it reserved stays so until Expire ends it: %w", err, cancelErr)

@@ -52,7 +52,8 @@ func UpTo(
 		case err != nil:
 			return 0, d, err
 		case isFree(d):
-			return 0, ratelimit.Decision{}, fmt.Errorf("%w: units that cost nothing; the cost of a request is the price of one unit",
+			return 0, ratelimit.Decision{}, fmt.Errorf("%w: units that cost nothing; the cost of a request is the price of "+
+				"one unit",
 				ratelimit.ErrInvalidCost)
 		case d.Allowed:
 			return units, d, nil

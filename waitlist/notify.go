@@ -17,8 +17,8 @@ const (
 	tellTimeout = time.Second
 	// reconnectPause is how long Run waits before it listens again.
 	reconnectPause = time.Second
-	// listenTimeout bounds how long Run waits for a connection of the pool, and for the server to listen, before it reports that it
-	// does not listen.
+	// listenTimeout bounds how long Run waits for a connection of the pool, and for the server to listen, before it
+	// reports that it does not listen.
 	listenTimeout = 5 * time.Second
 )
 
@@ -43,7 +43,8 @@ func (s *List) signal(key string) {
 	}
 }
 
-// tell notifies the other processes that the line for a key has moved, or that a slot of it is free, if one of them waits.
+// tell notifies the other processes that the line for a key has moved, or that a slot of it is free, if one of them
+// waits.
 func (s *List) tell(ctx context.Context, key string) {
 	if s.config.Pool == nil {
 		return
@@ -62,7 +63,8 @@ func (s *List) tell(ctx context.Context, key string) {
 // ErrInvalidConfig.
 func (s *List) Run(ctx context.Context) error {
 	if s.config.Pool == nil {
-		return fmt.Errorf("%w: run: field Pool is nil; set it, or do not call Run: waiting callers find free slots by Poll", ErrInvalidConfig)
+		return fmt.Errorf("%w: run: field Pool is nil; set it, or do not call Run: waiting callers find free slots by Poll",
+			ErrInvalidConfig)
 	}
 	if err := arg.CheckContext(ctx, "run"); err != nil {
 		return fmt.Errorf("waitlist: %w: %w", ratelimit.ErrInvalidRequest, err)
@@ -108,7 +110,8 @@ func (s *List) listen(ctx context.Context) error {
 	}
 }
 
-// wakeAll wakes the first caller for the bucket of a notification, or the first callers for all buckets if the payload is empty.
+// wakeAll wakes the first caller for the bucket of a notification, or the first callers for all buckets if the payload
+// is empty.
 func (s *List) wakeAll(payload string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

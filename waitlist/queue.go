@@ -9,7 +9,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// queue has the callers of this process that wait for a key, the first one first. While it has any, a goroutine asks for them.
+// queue has the callers of this process that wait for a key, the first one first. While it has any, a goroutine asks
+// for them.
 type queue struct {
 	key     string // in its stored form
 	waiting []*waiter
@@ -83,7 +84,8 @@ func (q *queue) signal() {
 	}
 }
 
-// first returns the first caller, and marks it as asked for if ask is set. Without callers it forgets the queue, and returns nil.
+// first returns the first caller, and marks it as asked for if ask is set. Without callers it forgets the queue, and
+// returns nil.
 func (s *List) first(q *queue, ask bool) *waiter {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -96,8 +98,8 @@ func (s *List) first(q *queue, ask bool) *waiter {
 	return w
 }
 
-// answer gives the first caller its answer. A caller that was refused stays first and waits on, unless its context has ended: then it
-// may have tried to leave while it was asked for.
+// answer gives the first caller its answer. A caller that was refused stays first and waits on, unless its context has
+// ended: then it may have tried to leave while it was asked for.
 func (s *List) answer(q *queue, w *waiter, a answer) (answered bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,8 +124,8 @@ func (s *List) fail(q *queue, err error) {
 	q.waiting = nil
 }
 
-// ask acquires for a caller if a check finds enough, also of the other requests. A refusal by a check is not counted: a caller that
-// waits is not turned away.
+// ask acquires for a caller if a check finds enough, also of the other requests. A refusal by a check is not counted: a
+// caller that waits is not turned away.
 func (s *List) ask(w *waiter, others ...ratelimit.Request) (ratelimit.Lease, error) {
 	d, err := s.limiter.Check(w.ctx, slices.Concat(w.requests, others)...)
 	if err != nil || !d.Allowed {
@@ -191,7 +193,8 @@ type place struct {
 	release func()
 }
 
-// find returns how many processes are ahead in the line, and whether others are behind. It takes a place if this process has none.
+// find returns how many processes are ahead in the line, and whether others are behind. It takes a place if this
+// process has none.
 func (p *place) find(ctx context.Context) (ahead int, others bool, err error) {
 	if p.held != nil && p.held.Err() != nil { // it was lost
 		p.giveUp(ctx)

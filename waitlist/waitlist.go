@@ -1,5 +1,5 @@
-// Package waitlist lets callers wait for a limit. The callers of a process get slots or tokens in the order in which they came, and
-// processes take turns.
+// Package waitlist lets callers wait for a limit. The callers of a process get slots or tokens in the order in which
+// they came, and processes take turns.
 //
 //	var Exports = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
 //
@@ -10,16 +10,17 @@
 //		return export(ctx, tenant, lease.Fence)
 //	}, Exports.For(tenant))
 //
-// The callers of a process stand in a queue for each key. Processes whose callers wait for the same key take turns: each
-// process has a place in a line, asks for its first caller when it is the first of the line, and then goes to the end of the
-// line. The line is a limit of its own, called name.line, in which a place is a lease. So it needs no table, and the place of a
-// process that dies is free after 1.5 seconds at the latest. The slots that it held are free when their leases end.
+// The callers of a process stand in a queue for each key. Processes whose callers wait for the same key take turns:
+// each process has a place in a line, asks for its first caller when it is the first of the line, and then goes to the
+// end of the line. The line is a limit of its own, called name.line, in which a place is a lease. So it needs no table,
+// and the place of a process that dies is free after 1.5 seconds at the latest. The slots that it held are free when
+// their leases end.
 //
-// Only the first caller of the first process asks for a slot: after a notification of a release, when the next lease ends, and
-// otherwise each Config.Poll. So a thousand waiting callers cost the database as much as one.
+// Only the first caller of the first process asks for a slot: after a notification of a release, when the next lease
+// ends, and otherwise each Config.Poll. So a thousand waiting callers cost the database as much as one.
 //
-// For tokens of a limit that takes reservations, Wait of package take is better: it needs no line, because a caller reserves its
-// tokens at once. A sliding window takes no reservations.
+// For tokens of a limit that takes reservations, Wait of package take is better: it needs no line, because a caller
+// reserves its tokens at once. A sliding window takes no reservations.
 package waitlist
 
 import (
@@ -40,19 +41,19 @@ import (
 var (
 	// ErrInvalidConfig is returned by New and Run if an argument or a field of Config cannot be used.
 	ErrInvalidConfig = errors.New("waitlist: invalid configuration")
-	// ErrTooManyWaiting is returned by Acquire, Take and Hold if Config.MaxWaiting callers of this process, or 1000 processes, wait
-	// for the key.
+	// ErrTooManyWaiting is returned by Acquire, Take and Hold if Config.MaxWaiting callers of this process, or 1000
+	// processes, wait for the key.
 	ErrTooManyWaiting = errors.New("waitlist: too many callers wait")
 )
 
 // Config holds the settings of a List. The zero Config is ready for use.
 type Config struct {
-	// Pool has Release tell the other processes of each slot, and is where Run listens. It must lead to the server itself or to a
-	// pooler in session mode. Defaults to nil: the others find a free slot by Poll.
+	// Pool has Release tell the other processes of each slot, and is where Run listens. It must lead to the server itself
+	// or to a pooler in session mode. Defaults to nil: the others find a free slot by Poll.
 	Pool *pgxpool.Pool
-	// Poll is how often the first in line asks for a slot, from a millisecond on. It bounds how late a caller gets a slot that was
-	// released by Limiter.Release or by a process without Pool. For tokens, which come at a known time, the first in line does not
-	// poll. Defaults to 100ms.
+	// Poll is how often the first in line asks for a slot, from a millisecond on. It bounds how late a caller gets a slot
+	// that was released by Limiter.Release or by a process without Pool. For tokens, which come at a known time, the first
+	// in line does not poll. Defaults to 100ms.
 	Poll time.Duration
 	// MaxWaiting is how many callers of this process may wait for a key. Defaults to 10,000.
 	MaxWaiting int
@@ -107,19 +108,22 @@ func New(limiter *ratelimit.Limiter, limit ratelimit.Limit, config Config) (*Lis
 func (s *List) Limits() []ratelimit.Limit { return []ratelimit.Limit{s.limit, s.line} }
 
 // Acquire waits for a slot of the first request's bucket, and acquires the slots and tokens of all requests, as
-// [ratelimit.Limiter.Acquire] does. The first request is for the limit of the List. It waits until ctx ends, and then returns the
-// error and the cause of ctx. It never returns a refusal: it waits for the other requests, too, and the callers behind it wait as long.
-// It asks by Limiter.Check, so that a caller that waits is not counted as refused. It returns ErrTooManyWaiting,
-// ratelimit.ErrInvalidRequest for another first request or more than 63, and the other errors of Limiter.Acquire, at once.
+// [ratelimit.Limiter.Acquire] does. The first request is for the limit of the List. It waits until ctx ends, and then
+// returns the error and the cause of ctx. It never returns a refusal: it waits for the other requests, too, and the
+// callers behind it wait as long. It asks by Limiter.Check, so that a caller that waits is not counted as refused. It
+// returns ErrTooManyWaiting, ratelimit.ErrInvalidRequest for another first request or more than 63, and the other
+// errors of Limiter.Acquire, at once.
 //
-// Release the slot with Release. Callers of Limiter.Acquire do not stand in line, and can overtake callers that wait here.
+// Release the slot with Release. Callers of Limiter.Acquire do not stand in line, and can overtake callers that wait
+// here.
 func (s *List) Acquire(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Lease, error) {
 	acquire := func() (ratelimit.Lease, error) { return s.limiter.Acquire(ctx, requests...) }
 	return s.wait(&waiter{ctx: ctx, requests: requests, slots: true, acquire: acquire})
 }
 
-// Take waits for the tokens of the first request, and takes the tokens of all requests, as [ratelimit.Limiter.Take] does. It waits as
-// Acquire does. Tokens that come earlier than was known, by a Credit, a Reset or a changed rule, are not noticed before.
+// Take waits for the tokens of the first request, and takes the tokens of all requests, as [ratelimit.Limiter.Take]
+// does. It waits as Acquire does. Tokens that come earlier than was known, by a Credit, a Reset or a changed rule, are
+// not noticed before.
 func (s *List) Take(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Decision, error) {
 	take := func() (ratelimit.Lease, error) {
 		d, err := s.limiter.Take(ctx, requests...)
@@ -135,7 +139,8 @@ func (s *List) keyOf(ctx context.Context, requests []ratelimit.Request) (string,
 		return "", fmt.Errorf("waitlist: %w: %w", ratelimit.ErrInvalidRequest, err)
 	}
 	if len(requests) == 0 || requests[0].Limit().Name() != s.limit.Name() {
-		return "", fmt.Errorf("%w: the first request to wait for must be for the limit of the waitlist, %q", ratelimit.ErrInvalidRequest, s.limit.Name())
+		return "", fmt.Errorf("%w: the first request to wait for must be for the limit of the waitlist, %q",
+			ratelimit.ErrInvalidRequest, s.limit.Name())
 	}
 	return s.limiter.StoredKey(requests[0])
 }
@@ -169,8 +174,8 @@ func (s *List) wait(w *waiter) (_ ratelimit.Lease, err error) {
 	return a.lease, a.err
 }
 
-// Release returns the slots of a lease, and wakes the callers that wait for the bucket of the request with which it was acquired. It
-// returns the errors of [ratelimit.Limiter.Release], and ratelimit.ErrInvalidRequest as Acquire does.
+// Release returns the slots of a lease, and wakes the callers that wait for the bucket of the request with which it was
+// acquired. It returns the errors of [ratelimit.Limiter.Release], and ratelimit.ErrInvalidRequest as Acquire does.
 func (s *List) Release(ctx context.Context, lease ratelimit.Lease, request ratelimit.Request) error {
 	key, err := s.keyOf(ctx, []ratelimit.Request{request})
 	if err != nil {
@@ -181,9 +186,11 @@ func (s *List) Release(ctx context.Context, lease ratelimit.Lease, request ratel
 	return err
 }
 
-// Hold acquires slots, calls fn, and releases the slots when fn has returned or panicked. It renews the lease meanwhile: the context of
-// fn ends if the lease is lost, as in [ratelimit.Limiter.Hold].
-func (s *List) Hold(ctx context.Context, fn func(ctx context.Context, lease ratelimit.Lease) error, requests ...ratelimit.Request) error {
+// Hold acquires slots, calls fn, and releases the slots when fn has returned or panicked. It renews the lease
+// meanwhile: the context of fn ends if the lease is lost, as in [ratelimit.Limiter.Hold].
+func (s *List) Hold(ctx context.Context, fn func(ctx context.Context, lease ratelimit.Lease) error,
+	requests ...ratelimit.Request,
+) error {
 	key, err := s.keyOf(ctx, requests)
 	if err != nil {
 		return err

@@ -33,8 +33,8 @@ func newList(t *testing.T, limiter *ratelimit.Limiter, limit ratelimit.Limit, co
 	return s
 }
 
-// TestOrder has ten thousand callers wait for three slots. They come one after the other, and some of the holders die: these slots are
-// given again when their leases end. Each caller gets its slot in the order in which it came.
+// TestOrder has ten thousand callers wait for three slots. They come one after the other, and some of the holders die:
+// these slots are given again when their leases end. Each caller gets its slot in the order in which it came.
 func TestOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -66,7 +66,8 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// TestTurns has callers of three processes wait for one slot: each process gets it once in three times, and all are served.
+// TestTurns has callers of three processes wait for one slot: each process gets it once in three times, and all are
+// served.
 func TestTurns(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -271,7 +272,8 @@ func TestAcquire(t *testing.T) {
 	}
 }
 
-// TestWaitingIsNotReportedAsARefusal has a caller wait for a minute, and a caller whose context ends while a call for it is under way.
+// TestWaitingIsNotReportedAsARefusal has a caller wait for a minute, and a caller whose context ends while a call for
+// it is under way.
 func TestWaitingIsNotReportedAsARefusal(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -348,7 +350,8 @@ func TestNewNamesTheInvalidField(t *testing.T) {
 	}
 }
 
-// TestNotifications has processes that never poll share a slot. A release wakes the first in the line, and its leaving wakes the next.
+// TestNotifications has processes that never poll share a slot. A release wakes the first in the line, and its leaving
+// wakes the next.
 func TestNotifications(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -393,7 +396,8 @@ func TestNotifications(t *testing.T) {
 	require.NoError(t, running.Wait())
 }
 
-// TestRunReportsThatItDoesNotListen promises a Failed for a pool that cannot connect, and for one that has no connection to give.
+// TestRunReportsThatItDoesNotListen promises a Failed for a pool that cannot connect, and for one that has no
+// connection to give.
 func TestRunReportsThatItDoesNotListen(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -14,16 +14,16 @@ var (
 	exportLine = regexp.MustCompile(`^export (?:const|function\*?) (\w+)`)
 )
 
-// bundler puts modules into one script, each after its imports. A module becomes a function that returns its exports, so
-// names that are not exported cannot collide.
+// bundler puts modules into one script, each after its imports. A module becomes a function that returns its exports,
+// so names that are not exported cannot collide.
 type bundler struct {
 	files   map[string][]byte
 	exports map[string][]string // of the modules that are in out, or on their way
 	out     bytes.Buffer
 }
 
-// bundle returns the module called main, and all that it needs, as one script. It knows no more of the language than the
-// forms above, and returns an error for a module that uses others.
+// bundle returns the module called main, and all that it needs, as one script. It knows no more of the language than
+// the forms above, and returns an error for a module that uses others.
 func bundle(files map[string][]byte, main string) ([]byte, error) {
 	b := bundler{files: files, exports: make(map[string][]string)}
 	b.out.WriteString("const modules = {};\n")
@@ -62,7 +62,8 @@ func (b *bundler) add(name string) error {
 			}
 			for wanted := range strings.SplitSeq(parts[1], ", ") {
 				if !slices.Contains(b.exports[parts[2]], wanted) {
-					return fmt.Errorf("playground: %s: %s exports no %s, each on a line of its own, before it is needed", name, parts[2], wanted)
+					return fmt.Errorf("playground: %s: %s exports no %s, each on a line of its own, before it is needed", name,
+						parts[2], wanted)
 				}
 			}
 			fmt.Fprintf(&body, "const { %s } = modules['%s'];\n", parts[1], parts[2])
@@ -77,6 +78,7 @@ func (b *bundler) add(name string) error {
 			body.WriteString(line)
 		}
 	}
-	fmt.Fprintf(&b.out, "modules['%s'] = (() => {\n%sreturn { %s };\n})();\n", name, body.String(), strings.Join(b.exports[name], ", "))
+	fmt.Fprintf(&b.out, "modules['%s'] = (() => {\n%sreturn { %s };\n})();\n", name, body.String(),
+		strings.Join(b.exports[name], ", "))
 	return nil
 }

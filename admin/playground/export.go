@@ -15,9 +15,9 @@ const (
 	charset    = `<meta charset="utf-8">`
 )
 
-// WriteHTML writes the page as one file that needs no other, to be hosted anywhere or opened from a disk. The file carries
-// its own Content-Security-Policy, which lets it run its script and nothing else, and open no connection. It returns the
-// error of the writer.
+// WriteHTML writes the page as one file that needs no other, to be hosted anywhere or opened from a disk. The file
+// carries its own Content-Security-Policy, which lets it run its script and nothing else, and open no connection. It
+// returns the error of the writer.
 func WriteHTML(w io.Writer) error {
 	text, err := export(read())
 	if err != nil {
@@ -34,7 +34,8 @@ func export(files map[string][]byte) ([]byte, error) {
 		return nil, err
 	}
 	style := files["style.css"]
-	policy := fmt.Sprintf("default-src 'none'; script-src '%s'; style-src '%s'; img-src data:; base-uri 'none'; form-action 'none'",
+	policy := fmt.Sprintf("default-src 'none'; script-src '%s'; style-src '%s'; img-src data:; base-uri 'none'; "+
+		"form-action 'none'",
 		hashOf(script), hashOf(style))
 	page := files[index]
 	for _, part := range []struct{ old, begin, text, end string }{

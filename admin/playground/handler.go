@@ -47,8 +47,8 @@ type file struct {
 	tag         string
 }
 
-// Handler serves the page and its files to GET and HEAD, below any prefix: the last element of the path is the name of the
-// file, and an empty one is the page. Browsers revalidate their copies at each visit.
+// Handler serves the page and its files to GET and HEAD, below any prefix: the last element of the path is the name of
+// the file, and an empty one is the page. Browsers revalidate their copies at each visit.
 func Handler() http.Handler {
 	files := make(map[string]file)
 	for name, text := range read() {

@@ -73,7 +73,8 @@ func (c call) record(ctx context.Context, pool *pgxpool.Pool) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, l.Close(context.WithoutCancel(ctx))) }()
-	if _, err := l.Take(ctx, requests(limits("first", 1, 1024))...); err != nil { // the first call of a program checks the hash key
+	// the first call of a program checks the hash key
+	if _, err := l.Take(ctx, requests(limits("first", 1, 1024))...); err != nil {
 		return err
 	}
 	var d ratelimit.Decision
@@ -97,12 +98,13 @@ func (c call) walk(do func() error) error {
 	return do()
 }
 
-// limits returns limits that gain next to nothing meanwhile. A microsecond gains a power of two, so that the clock decides no rounding,
-// and with it no number of entries.
+// limits returns limits that gain next to nothing meanwhile. A microsecond gains a power of two, so that the clock
+// decides no rounding, and with it no number of entries.
 func limits(name string, count int, capacity float64) (limits []ratelimit.Limit) {
 	const period = 1 << 36 * time.Microsecond
 	for i := range count {
-		limits = append(limits, ratelimit.Define(fmt.Sprint(name, i), ratelimit.TokenBucket{Rate: 1, Period: period, Capacity: capacity}))
+		limits = append(limits, ratelimit.Define(fmt.Sprint(name, i),
+			ratelimit.TokenBucket{Rate: 1, Period: period, Capacity: capacity}))
 	}
 	return limits
 }

@@ -2,10 +2,11 @@
 //
 //	go run ./walk [-v]
 //
-// It builds itself with a marked copy of the core: every function of ratelimit, internal/bucket, internal/batch and internal/store
-// begins with a println of its file and name. The copy is an overlay, so no file of the checkout changes. The built program makes
-// each call several times, on a Postgres that is found or started as for the tests. The last run counts: by then the statements are
-// prepared. For a call in the caller's transaction, WithTx and the transaction are not part of the walk; for InTx they are.
+// It builds itself with a marked copy of the core: every function of ratelimit, internal/bucket, internal/batch and
+// internal/store begins with a println of its file and name. The copy is an overlay, so no file of the checkout
+// changes. The built program makes each call several times, on a Postgres that is found or started as for the tests.
+// The last run counts: by then the statements are prepared. For a call in the caller's transaction, WithTx and the
+// transaction are not part of the walk; for InTx they are.
 //
 //   - files: files in which a function was entered
 //   - changes: entries in another file than the entry before
@@ -73,7 +74,8 @@ func walk(ctx context.Context, w io.Writer, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	build := exec.CommandContext(ctx, "go", "-C", filepath.Join(module, "bench"), "build", "-buildvcs=false", "-overlay", list, "-o", program, "./walk")
+	build := exec.CommandContext(ctx, "go", "-C", filepath.Join(module, "bench"), "build", "-buildvcs=false", "-overlay",
+		list, "-o", program, "./walk")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("build the marked program: %w: %s", err, out)
 	}

@@ -1,16 +1,16 @@
-// Command gateway limits the requests to an API: by address, by API key and its plan, and all together. The limits are rules in
-// tables, which begin with rules.yaml. An operator changes them while gateways run.
+// Command gateway limits the requests to an API: by address, by API key and its plan, and all together. The limits are
+// rules in tables, which begin with rules.yaml. An operator changes them while gateways run.
 //
 //	export DATABASE_URL=postgres://localhost/postgres ADMIN_PASSWORD=secret
 //	go run . -add ada:free      # adds a customer and prints an API key
 //	go run .                    # serves http://127.0.0.1:8080
 //	curl -i http://127.0.0.1:8080/v1/hello -H 'Authorization: Bearer KEY' -H 'X-Tokens: 25'
 //
-// Other paths are /limits (the caller's own limits, for ratelimit.js), /admin/ (for operators), /playground/ and /metrics. Serve the
-// last three where only your own people reach them.
+// Other paths are /limits (the caller's own limits, for ratelimit.js), /admin/ (for operators), /playground/ and
+// /metrics. Serve the last three where only your own people reach them.
 //
-// UPSTREAM_URL names the API; without it the program echoes requests. HASH_KEY, a secret of at least 16 bytes, keeps addresses and
-// names out of the limiter's tables. All gateways on a database need the same one.
+// UPSTREAM_URL names the API; without it the program echoes requests. HASH_KEY, a secret of at least 16 bytes, keeps
+// addresses and names out of the limiter's tables. All gateways on a database need the same one.
 package main
 
 import (
@@ -56,7 +56,8 @@ import (
 //go:embed rules.yaml
 var rulesFile []byte
 
-// perKey is the limit that callers see at /limits. Its rules are in the tables; this policy decides for a plan without a rule.
+// perKey is the limit that callers see at /limits. Its rules are in the tables; this policy decides for a plan without
+// a rule.
 var perKey = ratelimit.Define("gateway.key", ratelimit.PerMinute(60))
 
 const (
@@ -82,7 +83,8 @@ type gateway struct {
 
 func main() {
 	listen := flag.String("listen", "127.0.0.1:8080", "`address` to listen on")
-	proxies := flag.String("trusted-proxies", "", "`addresses` of the proxies in front of this server, for example 10.0.0.0/8,::1")
+	proxies := flag.String("trusted-proxies", "", "`addresses` of the proxies in front of this server, for example "+
+		"10.0.0.0/8,::1")
 	add := flag.String("add", "", "add a customer, as `name:plan`, print an API key, and exit")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -108,7 +110,8 @@ func run(ctx context.Context, listen, proxies, add string) error {
 	if name, plan, ok := strings.Cut(add, ":"); ok {
 		return addCustomer(ctx, pool, name, plan)
 	}
-	source := httplimit.Source(httplimit.Peer) // clients can forge X-Forwarded-For, so it counts only if a proxy of ours sent it
+	// clients can forge X-Forwarded-For, so it counts only if a proxy of ours sent it
+	source := httplimit.Source(httplimit.Peer)
 	if proxies != "" {
 		trusted, err := httplimit.ParseProxies(strings.Split(proxies, ",")...)
 		if err != nil {
@@ -178,7 +181,8 @@ func seed(ctx context.Context, pool *pgxpool.Pool) error {
 	if err != nil {
 		return err
 	}
-	_, err = store.Apply(ctx, rules.Edit{Author: "gateway", Reason: "rules.yaml"}, rules.Changes{Put: file.Rules, Tiers: &file.Tiers})
+	_, err = store.Apply(ctx, rules.Edit{Author: "gateway", Reason: "rules.yaml"},
+		rules.Changes{Put: file.Rules, Tiers: &file.Tiers})
 	return err
 }
 
@@ -192,8 +196,8 @@ func addCustomer(ctx context.Context, pool *pgxpool.Pool, name, plan string) err
 	return nil
 }
 
-// caller is who a request is from: a customer, a visitor without a key (the zero customer on the free plan), or a stranger with an
-// unknown key.
+// caller is who a request is from: a customer, a visitor without a key (the zero customer on the free plan), or a
+// stranger with an unknown key.
 type caller struct {
 	customer, plan string
 	stranger       bool
@@ -206,14 +210,16 @@ func callerOf(r *http.Request) caller {
 	return c
 }
 
-// identify looks up the API key. It refuses no request: a wrong key first takes from the limit of its address, so keys cannot be
-// guessed at any speed.
+// identify looks up the API key. It refuses no request: a wrong key first takes from the limit of its address, so keys
+// cannot be guessed at any speed.
 func (g *gateway) identify(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := caller{plan: "free"}
-		if authorization := r.Header.Get("Authorization"); authorization != "" && !strings.HasPrefix(authorization, "Basic ") {
+		if authorization := r.Header.Get("Authorization"); authorization != "" &&
+			!strings.HasPrefix(authorization, "Basic ") {
 			hash := sha256.Sum256([]byte(strings.TrimPrefix(authorization, "Bearer ")))
-			err := g.pool.QueryRow(r.Context(), `SELECT customer, plan FROM gateway_keys WHERE hash = $1`, hash[:]).Scan(&c.customer, &c.plan)
+			err := g.pool.QueryRow(r.Context(), `SELECT customer, plan FROM gateway_keys WHERE hash = $1`,
+				hash[:]).Scan(&c.customer, &c.plan)
 			if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 				log.Print(err)
 				http.Error(w, "API keys cannot be checked right now", http.StatusServiceUnavailable)
@@ -239,8 +245,8 @@ func requireKnown(next http.Handler) http.Handler {
 	})
 }
 
-// stateCost makes the header state the tokens that the request takes: 1 without a valid number, and maxCost at most. The
-// upstream gets the same number.
+// stateCost makes the header state the tokens that the request takes: 1 without a valid number, and maxCost at most.
+// The upstream gets the same number.
 func stateCost(next http.Handler) http.Handler {
 	cost := httplimit.StatedCost{Header: costHeader, Max: maxCost}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -282,7 +288,10 @@ func (g *gateway) handler(metrics prometheus.Collector) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	page, err := admin.New(g.limiter, g.set, admin.Config{Pool: g.pool, Authorize: g.authorize, Limits: []ratelimit.Limit{perKey}})
+	page, err := admin.New(g.limiter, g.set, admin.Config{
+		Pool: g.pool, Authorize: g.authorize,
+		Limits: []ratelimit.Limit{perKey},
+	})
 	if err != nil {
 		return nil, err
 	}

@@ -1,20 +1,20 @@
-// Command llm is a chat backend in front of a model API that limits requests and tokens per minute. The model refuses nothing, and
-// over 90 % of its tokens are used.
+// Command llm is a chat backend in front of a model API that limits requests and tokens per minute. The model refuses
+// nothing, and over 90 % of its tokens are used.
 //
 //	export DATABASE_URL=postgres://localhost/postgres
 //	go run .
 //	curl http://127.0.0.1:8080/questions -d asker=ada -d plan=pro -d prompt='What is a token bucket?' -d max_tokens=500
 //	curl http://127.0.0.1:8080/questions/ID
 //
-// A question is one transaction: the user and the plan pay the estimated tokens, the model's limits reserve a time, a River job is
-// inserted for that time, and the conversation gets its row. The job asks the model. A second transaction writes the answer, settles
-// the estimate with the real tokens, and completes the job.
+// A question is one transaction: the user and the plan pay the estimated tokens, the model's limits reserve a time, a
+// River job is inserted for that time, and the conversation gets its row. The job asks the model. A second transaction
+// writes the answer, settles the estimate with the real tokens, and completes the job.
 //
 // MODEL_URL names the model; without it the program starts one of its own.
 //
-// Use it for questions whose answers may come later, or must survive a restart: each is a job. For callers that wait on their
-// connection for a stream, an HTTP handler with take.Turn is enough ("An LLM proxy" in docs/recipes.md). If calls above a limit
-// shall be refused and never wait, use the middleware of httplimit ("LLM tokens").
+// Use it for questions whose answers may come later, or must survive a restart: each is a job. For callers that wait on
+// their connection for a stream, an HTTP handler with take.Turn is enough ("An LLM proxy" in docs/recipes.md). If calls
+// above a limit shall be refused and never wait, use the middleware of httplimit ("LLM tokens").
 package main
 
 import (
@@ -81,11 +81,12 @@ type limits struct {
 	plans            map[string]plan
 }
 
-// plan holds the limits of one user and of all users of the plan. slots is how many questions of a user the model answers at a
-// time, so that no user occupies all workers.
+// plan holds the limits of one user and of all users of the plan. slots is how many questions of a user the model
+// answers at a time, so that no user occupies all workers.
 type plan struct{ user, everybody, slots ratelimit.Limit }
 
-// newLimits returns limits that use a share of what the model allows in each period. The rest is for work that starts late.
+// newLimits returns limits that use a share of what the model allows in each period. The rest is for work that starts
+// late.
 func newLimits(period time.Duration, share float64) limits {
 	// Without a capacity, nothing is saved up that would come on top of the tokens of a period.
 	model := func(name string, most float64) ratelimit.Limit {
@@ -93,10 +94,14 @@ func newLimits(period time.Duration, share float64) limits {
 	}
 	// Only the model's limits postpone work. If these did, a postponed job would meet the full rate of the jobs after it.
 	payment := func(name string, rate, capacity float64) ratelimit.Limit {
-		return ratelimit.Define(name, ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity, MaxReserved: ratelimit.None})
+		return ratelimit.Define(name, ratelimit.TokenBucket{
+			Rate: rate, Period: period, Capacity: capacity,
+			MaxReserved: ratelimit.None,
+		})
 	}
 	slots := func(name string, most int) ratelimit.Limit {
-		return ratelimit.Define(name, ratelimit.Concurrency{Most: most, Lease: 10 * time.Second}) // a worker that dies frees them
+		// a worker that dies frees them
+		return ratelimit.Define(name, ratelimit.Concurrency{Most: most, Lease: 10 * time.Second})
 	}
 	return limits{
 		requests: model("model.requests", maxRequests), tokens: model("model.tokens", maxTokens),
@@ -107,8 +112,8 @@ func newLimits(period time.Duration, share float64) limits {
 	}
 }
 
-// slack is how late work may reach the model. Any period then holds share*(period+slack), and the rest of one question that
-// its beginning cuts off:
+// slack is how late work may reach the model. Any period then holds share*(period+slack), and the rest of one question
+// that its beginning cuts off:
 //
 //	share * (period + slack) / period + maxQuestion / maxTokens = 1
 func slack(period time.Duration, share float64) time.Duration {
@@ -193,11 +198,14 @@ func (s *service) newJobs(workers int) (err error) {
 	if s.scheduler, err = scheduler.New(s.limiter, scheduler.Config{TakeUpEarly: takeUpEarly}); err != nil {
 		return err
 	}
-	holder, err := scheduler.NewHolder(s.limiter, scheduler.HolderConfig{MaxSnooze: poll, Requests: func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
-		var args completion
-		err := json.Unmarshal(job.EncodedArgs, &args)
-		return []ratelimit.Request{s.limits.plans[args.Plan].slots.For(args.Asker)}, err
-	}})
+	holder, err := scheduler.NewHolder(s.limiter, scheduler.HolderConfig{
+		MaxSnooze: poll,
+		Requests: func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
+			var args completion
+			err := json.Unmarshal(job.EncodedArgs, &args)
+			return []ratelimit.Request{s.limits.plans[args.Plan].slots.For(args.Asker)}, err
+		},
+	})
 	if err != nil {
 		return err
 	}
@@ -218,11 +226,14 @@ func (s *service) newJobs(workers int) (err error) {
 func estimate(prompt string, most int) int { return (len(prompt)+3)/4 + most }
 
 // ask takes in a question. It returns a *ratelimit.LimitedError if the user or the plan cannot pay for it.
-func (s *service) ask(ctx context.Context, asker, planName, prompt string, most int) (id string, readyAt time.Time, err error) {
+func (s *service) ask(ctx context.Context, asker, planName, prompt string,
+	most int,
+) (id string, readyAt time.Time, err error) {
 	id = rand.Text()
 	plan, tokens := s.limits.plans[planName], float64(estimate(prompt, most))
 	err = s.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		payment, err := s.limiter.WithTx(tx).Reserve(ctx, plan.user.For(asker).Cost(tokens), plan.everybody.Global().Cost(tokens))
+		payment, err := s.limiter.WithTx(tx).Reserve(ctx, plan.user.For(asker).Cost(tokens),
+			plan.everybody.Global().Cost(tokens))
 		if err != nil {
 			return err
 		}
@@ -257,8 +268,8 @@ type worker struct {
 	*service
 }
 
-// Work asks the model and writes the answer. That transaction is READ COMMITTED: it waits for locked rows and does not conflict,
-// because the model has been asked and must be paid.
+// Work asks the model and writes the answer. That transaction is READ COMMITTED: it waits for locked rows and does not
+// conflict, because the model has been asked and must be paid.
 func (w *worker) Work(ctx context.Context, job *river.Job[completion]) error {
 	turn := scheduler.TurnFromContext(ctx)
 	var payment string
@@ -274,12 +285,14 @@ func (w *worker) Work(ctx context.Context, job *river.Job[completion]) error {
 	}
 	used, plan := float64(answer.Tokens), w.limits.plans[job.Args.Plan]
 	return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `UPDATE llm_turns SET answer = $2, tokens = $3 WHERE id = $1`, job.Args.Turn, answer.Answer, answer.Tokens)
+		_, err := tx.Exec(ctx, `UPDATE llm_turns SET answer = $2, tokens = $3 WHERE id = $1`, job.Args.Turn, answer.Answer,
+			answer.Tokens)
 		if err != nil {
 			return err
 		}
 		// In the order of ask, so that the two do not deadlock.
-		err = w.limiter.WithTx(tx).Settle(ctx, payment, plan.user.For(job.Args.Asker).Cost(used), plan.everybody.Global().Cost(used))
+		err = w.limiter.WithTx(tx).Settle(ctx, payment, plan.user.For(job.Args.Asker).Cost(used),
+			plan.everybody.Global().Cost(used))
 		if err != nil {
 			return err
 		}
@@ -303,9 +316,11 @@ type (
 	}
 )
 
-// complete asks the model. If the model refuses, the job returns its reservation and comes back later. If the refusal has a
-// Retry-After, the model's limit is paused until then, in every process.
-func (s *service) complete(ctx context.Context, turn *scheduler.Turn, id string, question request) (answer response, err error) {
+// complete asks the model. If the model refuses, the job returns its reservation and comes back later. If the refusal
+// has a Retry-After, the model's limit is paused until then, in every process.
+func (s *service) complete(ctx context.Context, turn *scheduler.Turn, id string,
+	question request,
+) (answer response, err error) {
 	body, err := json.Marshal(question)
 	if err != nil {
 		return answer, err

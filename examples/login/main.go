@@ -5,12 +5,13 @@
 //	go run .                     # serves http://127.0.0.1:8080
 //	curl -i http://127.0.0.1:8080/login -d login=ada -d password=guess
 //
-// A sign-in has three steps. It takes one token from each limit, in a call that commits. It checks the password, outside any
-// transaction. If the password is right, one transaction creates the session and returns the tokens. The order matters: a program
-// that charges the limit after a wrong password checks every guess that arrives before the first charge.
+// A sign-in has three steps. It takes one token from each limit, in a call that commits. It checks the password,
+// outside any transaction. If the password is right, one transaction creates the session and returns the tokens. The
+// order matters: a program that charges the limit after a wrong password checks every guess that arrives before the
+// first charge.
 //
-// If you add sign-up, password reset or one-time codes, limit them in the same way. HASH_KEY, a secret of at least 16 bytes, keeps
-// logins and addresses out of the limiter's table.
+// If you add sign-up, password reset or one-time codes, limit them in the same way. HASH_KEY, a secret of at least 16
+// bytes, keeps logins and addresses out of the limiter's table.
 package main
 
 import (
@@ -48,7 +49,8 @@ var (
 	perAccount = ratelimit.Define("login.account", ratelimit.TokenBucket{Rate: 20, Period: time.Hour, Capacity: 5})
 	// perClient stops one client that tries many accounts. An office behind one address shares it.
 	perClient = ratelimit.Define("login.client", ratelimit.TokenBucket{Rate: 120, Period: time.Hour, Capacity: 30})
-	// overall stops a botnet that tries many accounts. It refuses everybody when it is empty: set it far above your busiest minute.
+	// overall stops a botnet that tries many accounts. It refuses everybody when it is empty: set it far above your
+	// busiest minute.
 	overall = ratelimit.Define("login.all", ratelimit.TokenBucket{Rate: 300, Period: time.Minute, Capacity: 1000})
 	// locked stops guesses at one password over days: it locks an account for 6 minutes, then 12, up to an hour.
 	locked = lockout.Define("login.locked", lockout.Config{})
@@ -71,7 +73,8 @@ CREATE TABLE IF NOT EXISTS login_sessions (
 	maxPassword     = 72  // bytes that bcrypt reads
 )
 
-// errRefused is returned for a wrong password and for an unknown account, so that a client cannot learn which accounts exist.
+// errRefused is returned for a wrong password and for an unknown account, so that a client cannot learn which accounts
+// exist.
 var errRefused = errors.New("the login or the password is wrong")
 
 type app struct {
@@ -84,7 +87,8 @@ type app struct {
 
 func main() {
 	listen := flag.String("listen", "127.0.0.1:8080", "`address` to listen on")
-	proxies := flag.String("trusted-proxies", "", "`addresses` of the proxies in front of this server, for example 10.0.0.0/8,::1")
+	proxies := flag.String("trusted-proxies", "", "`addresses` of the proxies in front of this server, for example "+
+		"10.0.0.0/8,::1")
 	add := flag.String("add", "", "add an account, as `login:password`, and exit")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -122,7 +126,8 @@ func run(ctx context.Context, listen, proxies, add string) error {
 	if err != nil {
 		return err
 	}
-	source := httplimit.Source(httplimit.Peer) // clients can forge X-Forwarded-For, so it counts only if a proxy of ours sent it
+	// clients can forge X-Forwarded-For, so it counts only if a proxy of ours sent it
+	source := httplimit.Source(httplimit.Peer)
 	if proxies != "" {
 		trusted, err := httplimit.ParseProxies(strings.Split(proxies, ",")...)
 		if err != nil {
@@ -141,8 +146,8 @@ func run(ctx context.Context, listen, proxies, add string) error {
 	return serve(ctx, listen, a.handler())
 }
 
-// signIn returns the token of a new session. It returns a *ratelimit.LimitedError if a limit refused, and errRefused if the
-// password is wrong.
+// signIn returns the token of a new session. It returns a *ratelimit.LimitedError if a limit refused, and errRefused if
+// the password is wrong.
 func (a *app) signIn(ctx context.Context, account, password, client string) (token string, err error) {
 	// 1. Limit. A crash after this line keeps the attempt charged.
 	d, err := a.limiter.Take(ctx, perAccount.For(account), perClient.For(client), overall.Global(), locked.For(account))
@@ -168,7 +173,8 @@ func (a *app) signIn(ctx context.Context, account, password, client string) (tok
 	token = rand.Text()
 	sum := sha256.Sum256([]byte(token))
 	return token, a.limiter.InTx(ctx, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `INSERT INTO login_sessions VALUES ($1, $2, now() + $3::interval)`, sum[:], user, sessionLifetime)
+		_, err := tx.Exec(ctx, `INSERT INTO login_sessions VALUES ($1, $2, now() + $3::interval)`, sum[:], user,
+			sessionLifetime)
 		if err != nil {
 			return err
 		}
@@ -201,7 +207,8 @@ func (a *app) verify(ctx context.Context, account, password string) (user int64,
 // normalize returns the form of a login that names the user and the bucket, so that "Ada" and "ada " share a limit.
 func normalize(login string) (string, error) {
 	account := norm.NFC.String(strings.ToLower(strings.TrimSpace(login)))
-	if account == "" || len(account) > maxLogin || !utf8.ValidString(login) || strings.ContainsFunc(account, unicode.IsControl) {
+	if account == "" || len(account) > maxLogin || !utf8.ValidString(login) ||
+		strings.ContainsFunc(account, unicode.IsControl) {
 		return "", errors.New("this is not a login")
 	}
 	return account, nil
@@ -216,7 +223,8 @@ func addUser(ctx context.Context, pool *pgxpool.Pool, login, password string) er
 	if err != nil {
 		return err
 	}
-	tag, err := pool.Exec(ctx, `INSERT INTO login_users (login, password_hash) VALUES ($1, $2) ON CONFLICT DO NOTHING`, account, hash)
+	tag, err := pool.Exec(ctx, `INSERT INTO login_users (login, password_hash) VALUES ($1, $2) ON CONFLICT DO NOTHING`,
+		account, hash)
 	if err == nil && tag.RowsAffected() == 0 {
 		return fmt.Errorf("the account %q exists already", account)
 	}
@@ -306,8 +314,9 @@ func tokenHash(r *http.Request) []byte {
 
 func setCookie(w http.ResponseWriter, r *http.Request, token string, lifetime time.Duration) {
 	http.SetCookie(w, &http.Cookie{
-		Name: "session", Value: token, Path: "/", MaxAge: int(lifetime.Seconds()), HttpOnly: true, SameSite: http.SameSiteLaxMode,
-		Secure: r.TLS != nil, // behind a proxy that ends TLS, always set it
+		Name: "session", Value: token, Path: "/", MaxAge: int(lifetime.Seconds()), HttpOnly: true,
+		SameSite: http.SameSiteLaxMode,
+		Secure:   r.TLS != nil, // behind a proxy that ends TLS, always set it
 	})
 }
 

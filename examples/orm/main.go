@@ -1,11 +1,11 @@
-// Command orm sends a message in a transaction of sqlx, GORM, bun or ent: at most three at once and ten a minute for each author,
-// and 100 an hour for all authors. The limits and the message are kept together, or neither is.
+// Command orm sends a message in a transaction of sqlx, GORM, bun or ent: at most three at once and ten a minute for
+// each author, and 100 an hour for all authors. The limits and the message are kept together, or neither is.
 //
 //	export DATABASE_URL=postgres://localhost/postgres
 //	go run . sqlx ada hello
 //
-// Each function passes the *sql.Tx of its library to sqllimit.WithTx. If transactions can conflict, use sqllimit.InTx: it begins the
-// transaction, and retries it. The library then runs on that *sql.Tx.
+// Each function passes the *sql.Tx of its library to sqllimit.WithTx. If transactions can conflict, use sqllimit.InTx:
+// it begins the transaction, and retries it. The library then runs on that *sql.Tx.
 package main
 
 import (
@@ -45,7 +45,8 @@ const schema = `CREATE TABLE IF NOT EXISTS messages (author text NOT NULL, body 
 // Message is a row of messages, for GORM and bun.
 type Message struct{ Author, Body string }
 
-// require takes one token from each limit in a transaction. If it returns an error, the caller rolls back, and nothing is taken.
+// require takes one token from each limit in a transaction. If it returns an error, the caller rolls back, and nothing
+// is taken.
 func require(ctx context.Context, limiter *ratelimit.Limiter, tx sqllimit.Tx, author string) error {
 	return sqllimit.WithTx(limiter, tx).Require(ctx, sendMessage.For(author), freeTrials.Global())
 }
@@ -66,7 +67,8 @@ func withSQLX(ctx context.Context, db *sql.DB, driver string, limiter *ratelimit
 }
 
 func withGORM(ctx context.Context, db *sql.DB, _ string, limiter *ratelimit.Limiter, m Message) error {
-	opened, err := gorm.Open(postgres.New(postgres.Config{Conn: db}), &gorm.Config{PrepareStmt: true, Logger: logger.Discard})
+	opened, err := gorm.Open(postgres.New(postgres.Config{Conn: db}),
+		&gorm.Config{PrepareStmt: true, Logger: logger.Discard})
 	if err != nil {
 		return err
 	}
@@ -105,8 +107,8 @@ func withBun(ctx context.Context, db *sql.DB, _ string, limiter *ratelimit.Limit
 	})
 }
 
-// withEnt uses the SQL driver of ent, on which generated clients run. Generate the client with the feature sql/execquery, and pass
-// the Tx of the client in place of tx.
+// withEnt uses the SQL driver of ent, on which generated clients run. Generate the client with the feature
+// sql/execquery, and pass the Tx of the client in place of tx.
 func withEnt(ctx context.Context, db *sql.DB, _ string, limiter *ratelimit.Limiter, m Message) error {
 	begun, err := entsql.OpenDB(dialect.Postgres, db).Tx(ctx)
 	if err != nil {
@@ -117,7 +119,8 @@ func withEnt(ctx context.Context, db *sql.DB, _ string, limiter *ratelimit.Limit
 	if err := require(ctx, limiter, tx, m.Author); err != nil {
 		return err
 	}
-	query, args := entsql.Dialect(dialect.Postgres).Insert("messages").Columns("author", "body").Values(m.Author, m.Body).Query()
+	query, args := entsql.Dialect(dialect.Postgres).Insert("messages").Columns("author", "body").Values(m.Author,
+		m.Body).Query()
 	if err := tx.Exec(ctx, query, args, nil); err != nil {
 		return err
 	}
@@ -131,7 +134,8 @@ func main() {
 	if flag.NArg() != 3 {
 		log.Fatal("usage: orm [-driver postgres] sqlx|gorm|bun|ent AUTHOR MESSAGE")
 	}
-	if err := run(context.Background(), *driver, flag.Arg(0), Message{Author: flag.Arg(1), Body: flag.Arg(2)}); err != nil {
+	if err := run(context.Background(), *driver, flag.Arg(0),
+		Message{Author: flag.Arg(1), Body: flag.Arg(2)}); err != nil {
 		log.Fatal(err)
 	}
 }

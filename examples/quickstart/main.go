@@ -1,5 +1,5 @@
-// Command quickstart sends a message: at most three at once and ten a minute for each author. The limit and the message are
-// in one transaction, so that both are kept or neither is.
+// Command quickstart sends a message: at most three at once and ten a minute for each author. The limit and the message
+// are in one transaction, so that both are kept or neither is.
 //
 //	export DATABASE_URL=postgres://localhost/postgres
 //	go run . ada hello

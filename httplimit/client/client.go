@@ -29,19 +29,20 @@
 //	  limits.refresh(); // and the page updates the remaining tokens
 //	};
 //
-// The module has no dependencies and uses no global state. Its base is the pure function evaluate(state, at, cost). It gives the
-// answers of the Go package to the last bit, for a state from any source, for example one in the page. take(state, at, cost)
-// returns the answer and the state after a Take, and reserve(state, at, cost, maxReserved) does the same for a Reserve. Sliding
-// windows and limits on concurrency have no reservations. The wait for slots is an upper bound: a slot becomes free when its lease
-// ends, or earlier. For a calendar window, answers before the instant of the state are not exact. NewClientState refuses limits
-// with Shards, because a state holds only the sum of their rows.
+// The module has no dependencies and uses no global state. Its base is the pure function evaluate(state, at, cost). It
+// gives the answers of the Go package to the last bit, for a state from any source, for example one in the page.
+// take(state, at, cost) returns the answer and the state after a Take, and reserve(state, at, cost, maxReserved) does
+// the same for a Reserve. Sliding windows and limits on concurrency have no reservations. The wait for slots is an
+// upper bound: a slot becomes free when its lease ends, or earlier. For a calendar window, answers before the instant
+// of the state are not exact. NewClientState refuses limits with Shards, because a state holds only the sum of their
+// rows.
 //
 // The module does not use the page's clock. It estimates the server's clock from the round trips of the polls, on
 // performance.now(), with an error of at most half of the shortest of the last eight. So an answer may be early or late
 // by that much, and other calls on the same key may take tokens meanwhile: show the answer, but do not rely on it.
 //
-// A visible page polls every 15 seconds, or every pollMs, and more and more rarely while the server fails. If another user
-// signs in without a new page, close the client and make another.
+// A visible page polls every 15 seconds, or every pollMs, and more and more rarely while the server fails. If another
+// user signs in without a new page, close the client and make another.
 package client
 
 import (

@@ -12,7 +12,8 @@ import (
 	"github.com/chromedp/chromedp"
 )
 
-// compressed is axe-core 4.14.1 as its authors publish it, in gzip, under the Mozilla Public License 2.0; see axe/LICENSE.
+// compressed is axe-core 4.14.1 as its authors publish it, in gzip, under the Mozilla Public License 2.0; see
+// axe/LICENSE.
 //
 //go:embed axe/axe.min.js.gz
 var compressed []byte

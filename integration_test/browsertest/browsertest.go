@@ -1,5 +1,5 @@
-// Package browsertest finds a browser of the Chromium family and starts it for a test, without a window. Axe looks for what
-// keeps people from using the page that it shows.
+// Package browsertest finds a browser of the Chromium family and starts it for a test, without a window. Axe looks for
+// what keeps people from using the page that it shows.
 //
 // It takes the program that RATELIMIT_BROWSER names, else the first of Chromium, Google Chrome and Microsoft
 // Edge in PATH and in the places where they are installed. Without one a test is skipped, with the reason, on
@@ -28,7 +28,8 @@ const (
 	closeTimeout = 2 * time.Minute
 )
 
-var errNoBrowser = errors.New("no browser to use: apt-get install chromium, brew install --cask chromium, or name one in RATELIMIT_BROWSER")
+var errNoBrowser = errors.New("no browser to use: apt-get install chromium, brew install --cask chromium, or name " +
+	"one in RATELIMIT_BROWSER")
 
 // programs are what browsers are called, and where they are when PATH does not have them.
 func programs() []string {
@@ -61,8 +62,8 @@ func find(named string, programs []string) (string, error) {
 
 const startsABrowser = "starts a browser"
 
-// New starts a browser for the test, which is a long one, and returns the context of its first tab, for chromedp.Run. Others are
-// made from it with chromedp.NewContext, and chromedp.WithNewBrowserContext gives one cookies of its own.
+// New starts a browser for the test, which is a long one, and returns the context of its first tab, for chromedp.Run.
+// Others are made from it with chromedp.NewContext, and chromedp.WithNewBrowserContext gives one cookies of its own.
 // The browser ends with the test, and nothing of it is left.
 func New(t testing.TB) context.Context {
 	t.Helper()
@@ -77,8 +78,8 @@ func New(t testing.TB) context.Context {
 	return tab
 }
 
-// Shared is one browser for the long tests of a package, which the first that asks starts: to start one takes longer than most
-// tests. The zero value is ready.
+// Shared is one browser for the long tests of a package, which the first that asks starts: to start one takes longer
+// than most tests. The zero value is ready.
 type Shared struct {
 	once sync.Once
 	tab  context.Context //nolint:containedctx // chromedp's contexts are its tabs

@@ -23,8 +23,9 @@ type Watch struct {
 	problems, requests []string
 }
 
-// NewWatch returns a Watch for a tab that is opened with chromedp.WithListener(w.Listen). The test fails when the tab had problems
-// by its end: errors of scripts and of loading, violations of the Content-Security-Policy, and output of scripts to the console.
+// NewWatch returns a Watch for a tab that is opened with chromedp.WithListener(w.Listen). The test fails when the tab
+// had problems by its end: errors of scripts and of loading, violations of the Content-Security-Policy, and output of
+// scripts to the console.
 func NewWatch(t testing.TB) *Watch {
 	t.Helper()
 	w := &Watch{}
@@ -93,7 +94,8 @@ func Prefer(t testing.TB, tab context.Context, features ...string) {
 	for i := 0; i < len(features); i += 2 {
 		media = append(media, &emulation.MediaFeature{Name: features[i], Value: features[i+1]})
 	}
-	if _, err := chromedp.Call(tab, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: media}); err != nil {
+	if _, err := chromedp.Call(tab, emulation.SetEmulatedMedia,
+		emulation.SetEmulatedMediaParams{Features: media}); err != nil {
 		t.Fatalf("prefer %v: %v", features, err)
 	}
 }

@@ -133,8 +133,8 @@ func (h *slotsHistory) acquire(t bucket.Terms, p buckettest.SlotPolicy) {
 	require.GreaterOrEqual(h, h.state.Value, 0.0)
 }
 
-// TestSlotsAgreeWithTheExactModel compares the arithmetic of slots with the exact model. Programs of two versions acquire, renew
-// and release slots, also lost ones, by clocks that step back or are wrong for a while.
+// TestSlotsAgreeWithTheExactModel compares the arithmetic of slots with the exact model. Programs of two versions
+// acquire, renew and release slots, also lost ones, by clocks that step back or are wrong for a while.
 func TestSlotsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
 	const steps = 500
@@ -154,8 +154,8 @@ func TestSlotsAgreeWithTheExactModel(t *testing.T) {
 	})
 }
 
-// TestSlotsInErasKeepTheirLeases has the policy change under leases, to another limit on concurrency. A change to another kind, and
-// back, fills the bucket.
+// TestSlotsInErasKeepTheirLeases has the policy change under leases, to another limit on concurrency. A change to
+// another kind, and back, fills the bucket.
 func TestSlotsInErasKeepTheirLeases(t *testing.T) {
 	t.Parallel()
 	three, one := concurrency(3, time.Hour), concurrency(1, time.Minute)
@@ -189,7 +189,8 @@ func TestSlotsInErasKeepTheirLeases(t *testing.T) {
 	require.Equal(t, 3.0, buckettest.Tokens(back, back.Settle(spent), later), "tokens that were taken are no slots that are held")
 }
 
-// TestARowOfAnotherKindHoldsNoSlots has a limit on concurrency read what other kinds have left, and the other way round.
+// TestARowOfAnotherKindHoldsNoSlots has a limit on concurrency read what other kinds have left, and the other way
+// round.
 func TestARowOfAnotherKindHoldsNoSlots(t *testing.T) {
 	t.Parallel()
 	terms := concurrency(4, time.Minute)

@@ -12,8 +12,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
 )
 
-// TestAlgebraAgreesWithTheExactModel compares a bucket whose terms change with the model in rational numbers: its values, its
-// decisions and its waits, at any instants and after any pauses. A decision may differ only if rounding decides it.
+// TestAlgebraAgreesWithTheExactModel compares a bucket whose terms change with the model in rational numbers: its
+// values, its decisions and its waits, at any instants and after any pauses. A decision may differ only if rounding
+// decides it.
 func TestAlgebraAgreesWithTheExactModel(t *testing.T) {
 	t.Parallel()
 	for name, draw := range map[string]func(buckettest.Source) bucket.Terms{
@@ -54,8 +55,8 @@ type erasHistory struct {
 	row   *bucket.State // as it is stored; nil: there is none
 	now   int64
 
-	// The latest credit or refusal since a call that wrote ts. Neither writes it, so if the clock steps back behind it, the time up to it
-	// may count once more, within what capacity and rate give for the span. The model is stricter.
+	// The latest credit or refusal since a call that wrote ts. Neither writes it, so if the clock steps back behind it,
+	// the time up to it may count once more, within what capacity and rate give for the span. The model is stricter.
 	counted int64
 
 	decisions, open int
@@ -107,8 +108,8 @@ func (h *erasHistory) advance() {
 	h.now = max(h.now, h.counted)
 }
 
-// settle returns the terms that hold, and the row of the bucket under them, as the store does on locked rows. It is compared with the
-// model, which is brought to the same instant.
+// settle returns the terms that hold, and the row of the bucket under them, as the store does on locked rows. It is
+// compared with the model, which is brought to the same instant.
 func (h *erasHistory) settle() (terms bucket.Terms, row bucket.State, absent bool, now int64) {
 	terms, now = h.eras.Holding(h.now), h.now
 	if s := h.row; s != nil && s.TS > now && !terms.FromFuture(*s, h.now) {
@@ -226,7 +227,8 @@ func (h *erasHistory) decided(terms bucket.Terms, allowed bool, spare, cost floa
 	}
 }
 
-// waits checks that the bucket holds so many tokens after the wait, and not a microsecond before, while no other era begins.
+// waits checks that the bucket holds so many tokens after the wait, and not a microsecond before, while no other era
+// begins.
 func (h *erasHistory) waits(terms bucket.Terms, now int64, wait time.Duration, tokens float64) {
 	slack := h.model.Off + h.slack(terms)
 	if at := wait.Microseconds(); at < bucket.Horizon/2 {
@@ -237,8 +239,8 @@ func (h *erasHistory) waits(terms bucket.Terms, now int64, wait time.Duration, t
 	}
 }
 
-// TestCreditUntilTheEndOfTheWindow holds CreditUntil to the exact model: tokens taken at an instant can be returned until the end
-// of their window under the current policy.
+// TestCreditUntilTheEndOfTheWindow holds CreditUntil to the exact model: tokens taken at an instant can be returned
+// until the end of their window under the current policy.
 func TestCreditUntilTheEndOfTheWindow(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

@@ -87,8 +87,8 @@ func fuzzed(fixed bool, rate float64, period int64, capacity, maxOwed float64, s
 	return terms, buckettest.Valid(terms)
 }
 
-// begins checks that each possible instant of a row lies in the step that Begin returns, and that instants before the first step
-// count to the first.
+// begins checks that each possible instant of a row lies in the step that Begin returns, and that instants before the
+// first step count to the first.
 func begins(t require.TestingT, terms bucket.Terms) {
 	require.GreaterOrEqual(t, terms.Phase, bucket.MinInstant)
 	require.Less(t, terms.Phase, bucket.MinInstant+terms.Step)
@@ -176,8 +176,8 @@ func takes(t require.TestingT, terms bucket.Terms, row bucket.State, now int64, 
 	require.GreaterOrEqual(t, next.TS, bucket.MinInstant, "a row can hold the ts")
 }
 
-// TestAdmissionBound promises the purpose of a limit: in any span t, for any requests, no more than capacity + rate * t / period is
-// taken.
+// TestAdmissionBound promises the purpose of a limit: in any span t, for any requests, no more than capacity + rate * t
+// / period is taken.
 func TestAdmissionBound(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {

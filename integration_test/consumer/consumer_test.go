@@ -1,5 +1,5 @@
-// Package consumer_test releases the modules of this checkout to a module proxy in a directory, and builds and tests applications that
-// import them.
+// Package consumer_test releases the modules of this checkout to a module proxy in a directory, and builds and tests
+// applications that import them.
 package consumer_test
 
 import (
@@ -35,9 +35,9 @@ var (
 	leaves  = []string{"go.yaml.in/yaml/v3"}
 )
 
-// TestConsumer promises that an application that imports ratelimit and migrations gets pgx, goose, a leaf and the modules that
-// these require, at their versions. It gets no other module, not even in go list -m all, which would raise the application's own
-// versions. The applications have the modules of a release.
+// TestConsumer promises that an application that imports ratelimit and migrations gets pgx, goose, a leaf and the
+// modules that these require, at their versions. It gets no other module, not even in go list -m all, which would raise
+// the application's own versions. The applications have the modules of a release.
 func TestConsumer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "it releases the modules and builds applications")
@@ -91,8 +91,8 @@ func TestConsumer(t *testing.T) {
 	})
 }
 
-// TestModules promises that go.work, which make uses, names every module of this repository. All of them must require the same
-// version of each other module, because go.work uses the highest one, and an application may get another.
+// TestModules promises that go.work, which make uses, names every module of this repository. All of them must require
+// the same version of each other module, because go.work uses the highest one, and an application may get another.
 func TestModules(t *testing.T) {
 	t.Parallel()
 	var used []string
@@ -167,7 +167,8 @@ func imports(packages ...string) string {
 // goMod is the beginning of an application's go.mod.
 const goMod = "module example.com/application\n\ngo 1.26.0\n"
 
-// bareModule returns a go.mod with the versions of the core. go mod tidy removes the modules that the application does not import.
+// bareModule returns a go.mod with the versions of the core. go mod tidy removes the modules that the application does
+// not import.
 func bareModule(t *testing.T) string {
 	t.Helper()
 	mod := goMod
@@ -248,7 +249,8 @@ func TestTake(t *testing.T) {
 }
 `
 
-// testsOnPostgres promises that the test of an application passes on a server named by URL, on an installed Postgres and in Docker.
+// testsOnPostgres promises that the test of an application passes on a server named by URL, on an installed Postgres
+// and in Docker.
 func testsOnPostgres(t *testing.T, r release) {
 	t.Helper()
 	a := newApplication(t, r.env, r.goMod(core+"/ratelimittest/postgres"), "package main\n\nfunc main() {}\n")

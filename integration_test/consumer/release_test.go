@@ -22,8 +22,8 @@ type release struct {
 	env     []string // of commands that use the proxy
 }
 
-// newRelease runs .ci/release on a copy of this checkout, including uncommitted changes, and serves the modules that it has tagged.
-// The test deletes their unpacked files at its end.
+// newRelease runs .ci/release on a copy of this checkout, including uncommitted changes, and serves the modules that it
+// has tagged. The test deletes their unpacked files at its end.
 func newRelease(t *testing.T) release {
 	t.Helper()
 	r := release{version: fmt.Sprintf("v0.0.0-test.%d", time.Now().UnixNano())}

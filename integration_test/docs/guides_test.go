@@ -37,7 +37,8 @@ const documents = "it compiles River, protobuf and YAML"
 // No test leaves a goroutine behind, also after faults.
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// The functions hold code blocks of docs/guide.md, docs/recipes.md, docs/slots.md and docs/operations.md. The tests below run each of them.
+// The functions hold code blocks of docs/guide.md, docs/recipes.md, docs/slots.md and docs/operations.md. The tests
+// below run each of them.
 
 var (
 	MessagesUser = ratelimit.Define("messages.user", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
@@ -312,7 +313,8 @@ func TestSlots(t *testing.T) {
 	})
 }
 
-// TestOperationsPool promises that a caller who gives up at a held row gets the error of its context on the pool of the page.
+// TestOperationsPool promises that a caller who gives up at a held row gets the error of its context on the pool of the
+// page.
 func TestOperationsPool(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, documents)

@@ -81,7 +81,8 @@ func migratedCalls(ctx context.Context, limiter *ratelimit.Limiter, key string) 
 	return v.Tokens, limiter.Reset(ctx, APICalls.For(key))
 }
 
-// migratedGlobals makes the calls on one bucket for everybody, and returns the tokens left before the last call was undone.
+// migratedGlobals makes the calls on one bucket for everybody, and returns the tokens left before the last call was
+// undone.
 func migratedGlobals(ctx context.Context, limiter *ratelimit.Limiter) (left float64, err error) {
 	first := limiter.Require(ctx, APICalls.Global())
 	second := limiter.Require(ctx, APICalls.Global().Cost(5))

@@ -41,7 +41,8 @@ var Completions = ratelimit.Define("completions", ratelimit.TokenBucket{Rate: 10
 // readmePages are README.md and the pages that go on from it.
 var readmePages = []string{"../../README.md", "../../docs/guide.md", "../../docs/promises.md"}
 
-// The functions below hold code blocks of README.md, docs/guide.md, docs/promises.md and docs/reservations.md. TestReadme runs them.
+// The functions below hold code blocks of README.md, docs/guide.md, docs/promises.md and docs/reservations.md.
+// TestReadme runs them.
 
 func readmeSetUp(ctx context.Context, pool *pgxpool.Pool) error {
 	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil {

@@ -110,8 +110,8 @@ var errWrongPassword = errors.New("the login or the password is wrong")
 // recipeStart is when the load of a recipe begins.
 var recipeStart = time.Date(2026, time.March, 2, 9, 0, 0, 0, time.UTC)
 
-// pressed requests one token of a full bucket at each of n instants, at a rate. It returns the instants of admissions and of
-// refusals, relative to the first.
+// pressed requests one token of a full bucket at each of n instants, at a rate. It returns the instants of admissions
+// and of refusals, relative to the first.
 func pressed(t *testing.T, limit ratelimit.Limit, perSecond float64, n int) (admitted, refused []time.Duration) {
 	t.Helper()
 	s, err := ratelimit.NewSimulation(ratelimit.Config{})

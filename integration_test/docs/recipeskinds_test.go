@@ -266,7 +266,8 @@ func (m *modelAPI) send(t *testing.T, client *http.Client) (int, error) {
 	return response.StatusCode, response.Body.Close()
 }
 
-// press has a hundred requests made in each of so many seconds, and returns how many the upstream accepted and throttled in each.
+// press has a hundred requests made in each of so many seconds, and returns how many the upstream accepted and
+// throttled in each.
 func (m *modelAPI) press(t *testing.T, client *http.Client, seconds int) (accepted, throttled []int) {
 	t.Helper()
 	accepted, throttled = make([]int, seconds), make([]int, seconds)

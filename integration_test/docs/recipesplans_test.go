@@ -198,8 +198,8 @@ func TestRecipesOfProxies(t *testing.T) {
 	})
 }
 
-// TestOperationsReplication promises that the publication of the page has all tables but the migrations', and that a subscriber
-// goes on with the tokens that are left.
+// TestOperationsReplication promises that the publication of the page has all tables but the migrations', and that a
+// subscriber goes on with the tokens that are left.
 func TestOperationsReplication(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a server of its own")

@@ -23,8 +23,8 @@ import (
 
 var Messages = ratelimit.Define("messages", ratelimit.PerMinute(10))
 
-// The functions below hold the code blocks of docs/rules.md; TestRulesDocument runs them, and checks that the page shows the same
-// code.
+// The functions below hold the code blocks of docs/rules.md; TestRulesDocument runs them, and checks that the page
+// shows the same code.
 
 func rulesStart(ctx context.Context, pool *pgxpool.Pool) (*rules.Set, *ratelimit.Limiter, error) {
 	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil {

@@ -16,8 +16,8 @@ import (
 
 var block = regexp.MustCompile("(?s)```(sql|python|js|ruby)\n(.*?)```")
 
-// TestSQLPage runs the statements of docs/sql.md in order, in one session of psql, and its programs in the languages that are installed
-// here with their drivers. Each program is refused once.
+// TestSQLPage runs the statements of docs/sql.md in order, in one session of psql, and its programs in the languages
+// that are installed here with their drivers. Each program is refused once.
 func TestSQLPage(t *testing.T) {
 	t.Parallel()
 	psql, err := exec.LookPath("psql")

@@ -1,5 +1,5 @@
-// Package driver_test runs the tests of package sqllimit for every driver of database/sql: pgx's stdlib, a driver that hides its
-// connections, and lib/pq.
+// Package driver_test runs the tests of package sqllimit for every driver of database/sql: pgx's stdlib, a driver that
+// hides its connections, and lib/pq.
 package driver_test
 
 import (
@@ -37,7 +37,8 @@ type testedDriver struct {
 	connect func(t *testing.T, url string, dial dial) driver.Connector
 	// isPgx is whether the connections of pgx can be reached.
 	isPgx bool
-	// isOwn reports whether an error holds the driver's own, beside the error that the core looks for. It is nil for drivers of pgx.
+	// isOwn reports whether an error holds the driver's own, beside the error that the core looks for. It is nil for
+	// drivers of pgx.
 	isOwn func(err error) bool
 	// prepares is whether the driver prepares a statement once, and each later run takes one round trip.
 	prepares bool
@@ -46,7 +47,8 @@ type testedDriver struct {
 
 var drivers = map[string]testedDriver{
 	"Stdlib": {isPgx: true, connect: connectPgx},
-	// A driver whose connections cannot be reached, for example a tracing driver: the Limiter uses only the interface of database/sql.
+	// A driver whose connections cannot be reached, for example a tracing driver: the Limiter uses only the interface of
+	// database/sql.
 	"Hidden": {prepares: true, connect: func(t *testing.T, url string, dial dial) driver.Connector {
 		t.Helper()
 		return hiding{connectPgx(t, url, dial)}
@@ -63,8 +65,8 @@ var drivers = map[string]testedDriver{
 	}},
 }
 
-// TestDrivers runs every test with every driver. Tests of a driver share a database, one after the other, unless they change its tables or
-// count its sessions' messages.
+// TestDrivers runs every test with every driver. Tests of a driver share a database, one after the other, unless they
+// change its tables or count its sessions' messages.
 func TestDrivers(t *testing.T) {
 	t.Parallel()
 	tests := map[string]func(t *testing.T, b *bundle){
@@ -308,8 +310,8 @@ func endedTransaction(t *testing.T, b *bundle) {
 	require.InDelta(t, 4, b.tokens(t, b.five.For("ada")), 1e-3)
 }
 
-// endedContext ends the context of a call that waits for a row, or the context of its transaction. Then database/sql rolls the transaction
-// back, but must not use the call's connection at the same time.
+// endedContext ends the context of a call that waits for a row, or the context of its transaction. Then database/sql
+// rolls the transaction back, but must not use the call's connection at the same time.
 func endedContext(t *testing.T, b *bundle) {
 	for _, ofCall := range []bool{true, false} {
 		holder := b.begin(t, sql.LevelDefault)
@@ -402,7 +404,8 @@ func connectionWithATransaction(t *testing.T, b *bundle) {
 	require.InDelta(t, 4, b.tokens(t, b.five.For("ada")), 1e-3)
 }
 
-// nothingIsRunTwice loses a connection while the answer to a Take is awaited: the server has ended it after the row was changed.
+// nothingIsRunTwice loses a connection while the answer to a Take is awaited: the server has ended it after the row was
+// changed.
 func nothingIsRunTwice(t *testing.T, b *bundle) {
 	ctx := t.Context()
 	require.NoError(t, b.limiter.Require(ctx, b.fifty.For("ada")))

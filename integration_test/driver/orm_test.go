@@ -26,7 +26,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
 
-// examples/orm has limits in transactions that the libraries begin. Here the libraries run on transactions of sqllimit.InTx.
+// examples/orm has limits in transactions that the libraries begin. Here the libraries run on transactions of
+// sqllimit.InTx.
 
 var SendMessage = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
 

@@ -58,7 +58,8 @@ func (s side) rows(t *testing.T) []string {
 	return texts
 }
 
-// sameAnswersAsPgx makes every call on both sides, in transactions and outside, and compares the answers and the tables.
+// sameAnswersAsPgx makes every call on both sides, in transactions and outside, and compares the answers and the
+// tables.
 func sameAnswersAsPgx(t *testing.T, b *bundle) {
 	clock := time.Date(2031, time.March, 4, 5, 6, 7, 891_234_000, time.UTC)
 	sides := sidesOf(t, b, &clock)

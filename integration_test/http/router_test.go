@@ -1,4 +1,5 @@
-// Package http_test runs the middleware of httplimit behind routers, and reads its header fields by a parser that is not its own.
+// Package http_test runs the middleware of httplimit behind routers, and reads its header fields by a parser that is
+// not its own.
 package http_test
 
 import (
@@ -93,8 +94,8 @@ func echoRouter(everything, search func(http.Handler) http.Handler) http.Handler
 	return router
 }
 
-// answerErrors answers the errors of handlers. Echo answers them after the middleware, which then cannot see their status: a limit with
-// a Credit needs answerErrors inside.
+// answerErrors answers the errors of handlers. Echo answers them after the middleware, which then cannot see their
+// status: a limit with a Credit needs answerErrors inside.
 func answerErrors(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c *echo.Context) error {
 		if err := next(c); err != nil {
@@ -130,8 +131,8 @@ func TestRouters(t *testing.T) {
 	}
 }
 
-// TestErrorsOfEchoHandlers promises that a handler of Echo that returns an error is charged, even if the limit has a Credit, and that
-// with answerErrors inside the status counts.
+// TestErrorsOfEchoHandlers promises that a handler of Echo that returns an error is charged, even if the limit has a
+// Credit, and that with answerErrors inside the status counts.
 func TestErrorsOfEchoHandlers(t *testing.T) {
 	t.Parallel()
 	limiter := ratelimittest.New(t, ratelimittest.NewClock())
@@ -182,8 +183,8 @@ func ginRouter(everything, search func(http.Handler) http.Handler) http.Handler 
 	return router
 }
 
-// TestCreditsBehindGin promises that a Credit sees the status of a handler of Gin, also of a panicking handler, and that the
-// handler has the middleware's context.
+// TestCreditsBehindGin promises that a Credit sees the status of a handler of Gin, also of a panicking handler, and
+// that the handler has the middleware's context.
 func TestCreditsBehindGin(t *testing.T) {
 	t.Parallel()
 	limiter := ratelimittest.New(t, ratelimittest.NewClock())
@@ -214,7 +215,8 @@ func TestCreditsBehindGin(t *testing.T) {
 	}
 }
 
-// requireDraftFields checks that both fields are what the draft says, by a parser of structured fields, and returns the numbers of each policy.
+// requireDraftFields checks that both fields are what the draft says, by a parser of structured fields, and returns the
+// numbers of each policy.
 func requireDraftFields(t *testing.T, header http.Header) (policies, limits map[string]map[string]int64) {
 	t.Helper()
 	parse := func(field string, required []string, optional string) map[string]map[string]int64 {
@@ -273,9 +275,10 @@ func drawPolicy(rt *rapid.T) ratelimit.Policy {
 	return ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity}
 }
 
-// TestFieldsHoldForEveryPolicy checks the fields for any policy and any state of its bucket. A parser of structured fields reads
-// them, and their numbers are whole and not negative. A client that spreads the remaining tokens of a token bucket evenly over the
-// window does not exceed the rate. RateLimit and Retry-After agree, and a lone caller is allowed after Retry-After.
+// TestFieldsHoldForEveryPolicy checks the fields for any policy and any state of its bucket. A parser of structured
+// fields reads them, and their numbers are whole and not negative. A client that spreads the remaining tokens of a
+// token bucket evenly over the window does not exceed the rate. RateLimit and Retry-After agree, and a lone caller is
+// allowed after Retry-After.
 func TestFieldsHoldForEveryPolicy(t *testing.T) {
 	t.Parallel()
 	clock := ratelimittest.NewClock()

@@ -28,8 +28,8 @@ import (
 // callers is how many call at once: more than a PgBouncer of the tests has connections of the server.
 const callers = 16
 
-// The query exec modes, as in connection strings: the modes that prepare a statement in one message and run it in another, and the
-// others.
+// The query exec modes, as in connection strings: the modes that prepare a statement in one message and run it in
+// another, and the others.
 var (
 	preparing = []string{"cache_statement", "describe_exec"}
 	atOnce    = []string{"cache_describe", "exec", "simple_protocol"}
@@ -98,7 +98,8 @@ func useOfStandard(t *testing.T, url string, conns int) use {
 	}}
 }
 
-// work has so many workers make every call at once, by itself and in a transaction, and checks what all of them leave behind.
+// work has so many workers make every call at once, by itself and in a transaction, and checks what all of them leave
+// behind.
 func (d *database) work(t *testing.T, workers int, uses []use) {
 	t.Helper()
 	require.NoError(t, atonce.Do(workers, func(worker int) error {
@@ -128,8 +129,8 @@ func (d *database) work(t *testing.T, workers int, uses []use) {
 	require.Zero(t, d.Count(t, of+` AND who LIKE '%undone'`, t.Name()))
 }
 
-// Through a pooler in transaction mode every call works as without one, in each query exec mode that prepares nothing. Each mode
-// has 16 callers, whose statements run on ten connections of the server.
+// Through a pooler in transaction mode every call works as without one, in each query exec mode that prepares nothing.
+// Each mode has 16 callers, whose statements run on ten connections of the server.
 func TestEveryCallThroughPgBouncer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")
@@ -150,8 +151,8 @@ func TestEveryCallThroughPgBouncer(t *testing.T) {
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`), "no turn is left behind")
 }
 
-// backends has as many connections as there are callers ask, one after the other, which process of the server they are on, and returns how
-// many that are.
+// backends has as many connections as there are callers ask, one after the other, which process of the server they are
+// on, and returns how many that are.
 func backends(t *testing.T, url string) int {
 	t.Helper()
 	pool := connect(t, url, callers)
@@ -262,7 +263,8 @@ func names[T any](of idFunc, verb func(*ratelimit.Limiter, context.Context, stri
 	})
 }
 
-// anywhere are the calls of each verb that can be made in a transaction. They take takenAnywhere tokens from the bucket of the key in roomy.
+// anywhere are the calls of each verb that can be made in a transaction. They take takenAnywhere tokens from the bucket
+// of the key in roomy.
 func anywhere(key string, ids ids) calls {
 	request := roomy.For(key)
 	return calls{

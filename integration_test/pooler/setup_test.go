@@ -1,5 +1,5 @@
-// Package pooler_test tests the promises about poolers: each call through PgBouncer in transaction mode, in each query exec mode of
-// pgx, and the errors of modes that cannot work.
+// Package pooler_test tests the promises about poolers: each call through PgBouncer in transaction mode, in each query
+// exec mode of pgx, and the errors of modes that cannot work.
 package pooler_test
 
 import (
@@ -115,9 +115,9 @@ func errAbout(err error, how string) error {
 	return nil
 }
 
-// Through a pooler in transaction mode, the query exec modes that prepare statements are refused with one error, which says what to
-// change. This holds for each verb as a Limiter's first call, alone and in a transaction, and with many callers at once and other programs
-// at work. Nothing is taken. A caller's transaction goes on.
+// Through a pooler in transaction mode, the query exec modes that prepare statements are refused with one error, which
+// says what to change. This holds for each verb as a Limiter's first call, alone and in a transaction, and with many
+// callers at once and other programs at work. Nothing is taken. A caller's transaction goes on.
 func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")
@@ -209,8 +209,8 @@ func TestLostStatementsReturnErrPoolerMode(t *testing.T) {
 	require.Equal(t, "42P05", answer.Code)
 }
 
-// If statements stay with their connection, no call is refused: directly at the server, and through a pooler that gives a
-// client one connection or tracks statements. Only behind a pooler a Limiter tests that, once.
+// If statements stay with their connection, no call is refused: directly at the server, and through a pooler that gives
+// a client one connection or tracks statements. Only behind a pooler a Limiter tests that, once.
 func TestPreparingWorksWithoutAPoolerInTransactionMode(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")

@@ -29,9 +29,9 @@ func (d *database) turns(t *testing.T, granted bool) int {
 		AND database = (SELECT oid FROM pg_database WHERE datname = current_database())`, granted)
 }
 
-// Turns among processes are session locks for a moment, but work through a pooler in transaction mode. The next transaction
-// waits in the server, and a client that disconnects while waiting leaves no lock behind. Two Limiters are two processes here.
-// TestAWaitForASharedTurnIsBounded of ratelimit has a wait that is too long.
+// Turns among processes are session locks for a moment, but work through a pooler in transaction mode. The next
+// transaction waits in the server, and a client that disconnects while waiting leaves no lock behind. Two Limiters are
+// two processes here. TestAWaitForASharedTurnIsBounded of ratelimit has a wait that is too long.
 func TestSharedTurnsThroughPgBouncer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")
@@ -128,7 +128,8 @@ func TestJobsThroughPgBouncer(t *testing.T) {
 	}
 }
 
-// Rules are changed through the pooler, and Sets learn it by polling, also a Set that tries to LISTEN, which does not work there.
+// Rules are changed through the pooler, and Sets learn it by polling, also a Set that tries to LISTEN, which does not
+// work there.
 func TestRulesThroughPgBouncer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "PgBouncers of its own")

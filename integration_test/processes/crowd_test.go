@@ -50,8 +50,9 @@ func sitting(t *testing.T, url string, _ []string) {
 	}))
 }
 
-// Ten thousand callers of a process wait for three slots, which processes hold that are killed. Each caller gets a slot, or an error soon
-// after its deadline. No more than three slots are held at any instant, no fencing number is given twice, and in the end all slots are free.
+// Ten thousand callers of a process wait for three slots, which processes hold that are killed. Each caller gets a
+// slot, or an error soon after its deadline. No more than three slots are held at any instant, no fencing number is
+// given twice, and in the end all slots are free.
 func TestACrowdWaitsForSlotsOfKilledHolders(t *testing.T) {
 	t.Parallel()
 	testsize.Nightly(t, "ten thousand callers, which wait for minutes")

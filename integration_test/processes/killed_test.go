@@ -57,7 +57,8 @@ var calls = ratelimit.Define("calls", world.Hoard(callsCapacity))
 
 const callsCapacity = 1000
 
-// client is a process to kill. Its arguments are the call that it waits in, and the client_connection_check_interval of its session.
+// client is a process to kill. Its arguments are the call that it waits in, and the client_connection_check_interval of
+// its session.
 func client(t *testing.T, url string, arguments []string) {
 	t.Helper()
 	w := world.Open(t, url, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["client_connection_check_interval"] = arguments[1] })
@@ -82,8 +83,8 @@ func send(ctx context.Context, limiter *ratelimit.Limiter, key string) error {
 	})
 }
 
-// A client that is killed leaves its backend waiting. The server runs its statement once the lock is free, unless a COMMIT is
-// missing, or the server checks its client connections meanwhile.
+// A client that is killed leaves its backend waiting. The server runs its statement once the lock is free, unless a
+// COMMIT is missing, or the server checks its client connections meanwhile.
 func TestAClientThatIsKilledWhileItWaits(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "a process for each row")

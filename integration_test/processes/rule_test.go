@@ -23,8 +23,8 @@ type decided struct {
 	rules  int64 // the version of the stored rules that the program knew before the call
 }
 
-// program is a program with a pool and a Limiter of its own, whose workers take as fast as they can until it ends. It learns of rules by
-// notifications only.
+// program is a program with a pool and a Limiter of its own, whose workers take as fast as they can until it ends. It
+// learns of rules by notifications only.
 type program struct {
 	stop    context.CancelFunc
 	running sync.WaitGroup
@@ -90,8 +90,8 @@ type ruleEra struct {
 	version int64 // of the rules that say so
 }
 
-// requireKept checks that a program which knew of an era before a call decided in it by its policy, and otherwise by an earlier one. It
-// returns how many decisions were made in each era by its policy.
+// requireKept checks that a program which knew of an era before a call decided in it by its policy, and otherwise by an
+// earlier one. It returns how many decisions were made in each era by its policy.
 func requireKept(t *testing.T, eras []ruleEra, decisions []decided) []int {
 	t.Helper()
 	count := make([]int, len(eras))
@@ -111,8 +111,8 @@ func requireKept(t *testing.T, eras []ruleEra, decisions []decided) []int {
 	return count
 }
 
-// Three programs take as fast as they can. Meanwhile the rule of their limit changes, in its numbers and its kind, and the key has
-// another plan for a while. TestAHistoryOfChangesCountsEveryToken counts the tokens of such changes.
+// Three programs take as fast as they can. Meanwhile the rule of their limit changes, in its numbers and its kind, and
+// the key has another plan for a while. TestAHistoryOfChangesCountsEveryToken counts the tokens of such changes.
 func TestPoliciesChangeInAllProgramsAtOneInstant(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "a second for each change")

@@ -37,8 +37,8 @@ func waiting(t *testing.T, url string, arguments []string) {
 	}))
 }
 
-// Three programs wait for five slots, and the callers of one can hold at most four of them. When it is killed in the line, the others
-// get slots again within two seconds.
+// Three programs wait for five slots, and the callers of one can hold at most four of them. When it is killed in the
+// line, the others get slots again within two seconds.
 func TestAProcessThatIsKilledInTheLine(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "three processes, which wait for seconds")

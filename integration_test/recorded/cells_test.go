@@ -16,7 +16,8 @@ func (c cells) add(called []call) {
 	}
 }
 
-// check checks that calls of each verb were made for each kind of limit, with each outcome and at each level, except impossible ones.
+// check checks that calls of each verb were made for each kind of limit, with each outcome and at each level, except
+// impossible ones.
 func (c cells) check(t *testing.T) {
 	t.Helper()
 	met := make(map[string]bool)

@@ -2,7 +2,8 @@ package recorded_test
 
 import "time"
 
-// draw is a source of random numbers that is the same in every version of Go (splitmix64): the vectors depend on each number.
+// draw is a source of random numbers that is the same in every version of Go (splitmix64): the vectors depend on each
+// number.
 type draw struct{ state uint64 }
 
 // newDraw returns a source for a history, or for a part of one.

@@ -16,7 +16,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// history is a world that is drawn from a number, and what calls in it answered. It runs in a bubble of package synctest.
+// history is a world that is drawn from a number, and what calls in it answered. It runs in a bubble of package
+// synctest.
 type history struct {
 	n      uint64
 	about  subject
@@ -217,8 +218,8 @@ func (h *history) settle() {
 	h.events = h.events[:0]
 }
 
-// advance lets time pass, or steps the clock of the database. In a transaction no timer fires, because its work might wait for a
-// row that the transaction holds.
+// advance lets time pass, or steps the clock of the database. In a transaction no timer fires, because its work might
+// wait for a row that the transaction holds.
 func (h *history) advance(d *draw) {
 	pass, by := h.sleep, time.Duration(0)
 	if h.level != noTransaction {
@@ -257,19 +258,21 @@ func (h *history) advance(d *draw) {
 	}
 }
 
-// sleep has time pass by all clocks. Timers of the library never go off in the same instant: they are of whole milliseconds.
+// sleep has time pass by all clocks. Timers of the library never go off in the same instant: they are of whole
+// milliseconds.
 func (h *history) sleep(by time.Duration) {
 	time.Sleep(by + 7*time.Nanosecond)
 	h.step(-7 * time.Nanosecond)
 }
 
-// picksRows reports whether a limit has rows that are picked at random. After the clock has stepped back, their values depend on
-// the picks.
+// picksRows reports whether a limit has rows that are picked at random. After the clock has stepped back, their values
+// depend on the picks.
 func (h *history) picksRows() bool {
 	return slices.ContainsFunc(h.limits, func(l *limit) bool { return l.kind == kindShards })
 }
 
-// isRandomOnServer reports whether a limit has shards. On a server a call takes from a random row first, and in memory from the first.
+// isRandomOnServer reports whether a limit has shards. On a server a call takes from a random row first, and in memory
+// from the first.
 func (h *history) isRandomOnServer() bool { return h.picksRows() }
 
 // hasWrongClock reports whether the clock steps back by more than a minute, so that buckets are of a wrong clock.

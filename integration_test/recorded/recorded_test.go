@@ -110,8 +110,8 @@ func byRow(t *testing.T, of numbers, visit func(result)) {
 	inDatabase(t, pool.Config().ConnString(), of, visit)
 }
 
-// inDatabase runs histories in the database at url, which is empty for each of them. The bubble's clock stands still while the server
-// works, so a busy machine changes no answer.
+// inDatabase runs histories in the database at url, which is empty for each of them. The bubble's clock stands still
+// while the server works, so a busy machine changes no answer.
 func inDatabase(t *testing.T, url string, of numbers, visit func(result)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -126,8 +126,8 @@ func inDatabase(t *testing.T, url string, of numbers, visit func(result)) {
 	})
 }
 
-// onPool runs the n-th history. At SERIALIZABLE the server may abort a transaction because of long transactions in any database. Then
-// onPool runs the history again.
+// onPool runs the n-th history. At SERIALIZABLE the server may abort a transaction because of long transactions in any
+// database. Then onPool runs the history again.
 func onPool(t *testing.T, pool *pgxpool.Pool, n uint64) result {
 	t.Helper()
 	const attempts = 10
@@ -161,8 +161,8 @@ func hasRaceDetector(t *testing.T) bool {
 	return false
 }
 
-// sized returns the histories to run: the first ones in the short tier, and all at full size. With the race detector, which is five times
-// as slow, it returns one of every few of a subject. With -about, all are about one subject.
+// sized returns the histories to run: the first ones in the short tier, and all at full size. With the race detector,
+// which is five times as slow, it returns one of every few of a subject. With -about, all are about one subject.
 func sized(t *testing.T, short, full, every uint64) numbers {
 	t.Helper()
 	of := numbers{0, full, 1}

@@ -15,8 +15,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// text is the answer to a call, in fields that are not zero. Numbers are written with as many digits as tell them from every other
-// float64, so two texts are equal only when the numbers are equal to the last bit.
+// text is the answer to a call, in fields that are not zero. Numbers are written with as many digits as tell them from
+// every other float64, so two texts are equal only when the numbers are equal to the last bit.
 type text struct {
 	strings.Builder
 
@@ -243,7 +243,8 @@ func (t *text) failure(err error) {
 	t.WriteString(said)
 }
 
-// event returns the text of an event, without its duration, and "" for events that depend on statements: batches and mended clocks.
+// event returns the text of an event, without its duration, and "" for events that depend on statements: batches and
+// mended clocks.
 func event(e ratelimit.Event, start time.Time) string {
 	t := &text{start: start}
 	t.WriteString("  event")
@@ -294,7 +295,8 @@ func refusal(r ratelimit.Refusal, start time.Time) string {
 	return t.String()
 }
 
-// isLost reports whether the server has given a transaction up, which it may do at SERIALIZABLE for reasons outside of the history.
+// isLost reports whether the server has given a transaction up, which it may do at SERIALIZABLE for reasons outside of
+// the history.
 func isLost(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == "40001"

@@ -2,9 +2,9 @@ package recorded_test
 
 import "fmt"
 
-// subject is the mechanism that a history is about. A history uses that one, and what every limiter has: token buckets, windows,
-// slots, reservations, rules without changes, pauses, transactions, clocks. So a change of one mechanism changes the answers of its
-// own histories only.
+// subject is the mechanism that a history is about. A history uses that one, and what every limiter has: token buckets,
+// windows, slots, reservations, rules without changes, pauses, transactions, clocks. So a change of one mechanism
+// changes the answers of its own histories only.
 type subject uint64
 
 // The n-th history is about the subject n % subjects.

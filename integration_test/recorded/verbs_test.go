@@ -23,15 +23,16 @@ const (
 
 func outcomeNames() [outcomes]string { return [outcomes]string{"allowed", "refused", "error"} }
 
-// verb is a method of Limiter, or a function of package take. Its call writes the requests and the answer, and returns the kinds of its limits.
+// verb is a method of Limiter, or a function of package take. Its call writes the requests and the answer, and returns
+// the kinds of its limits.
 type verb struct {
 	name   string
 	weight int
 	call   func(ctx context.Context, h *history, d *draw) (named []int, outcome int, err error) // nil: it is called elsewhere
 }
 
-// verbs are the methods of Limiter, and the functions of package take. The order and the weights decide what histories do: new verbs go to the end, with some of the
-// weight of others.
+// verbs are the methods of Limiter, and the functions of package take. The order and the weights decide what histories
+// do: new verbs go to the end, with some of the weight of others.
 func verbs() []verb {
 	return []verb{
 		{"Take", 14, takeOrBorrow},

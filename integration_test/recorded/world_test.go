@@ -168,8 +168,8 @@ func (p *page) make() error {
 	return err
 }
 
-// drawEra draws an era of a limit. If the limit has shards, only their number changes, and the bucket is reset: any other
-// change applies to each row, and which rows have tokens is random. Another kind needs a reset.
+// drawEra draws an era of a limit. If the limit has shards, only their number changes, and the bucket is reset: any
+// other change applies to each row, and which rows have tokens is random. Another kind needs a reset.
 func (p *page) drawEra(d *draw, about subject, from time.Time) ratelimit.Era {
 	e := ratelimit.Era{
 		From: from, Name: oneOf(d, "", "", "night"), Unit: oneOf(d, "", "mails"),
@@ -254,7 +254,8 @@ func drawPages(d *draw, about subject, limits []*limit, keys []string, start tim
 	return pages, nil
 }
 
-// change changes a rule: another era from now on or from later on, a pause, or the end of one. It returns a text that names the change.
+// change changes a rule: another era from now on or from later on, a pause, or the end of one. It returns a text that
+// names the change.
 func (p *page) change(d *draw, about subject, now time.Time) (text string, err error) {
 	before := p.config
 	ways := 2

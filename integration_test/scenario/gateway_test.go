@@ -295,8 +295,8 @@ func (g *gateway) spend(t *testing.T, s *seen, p party, i int) error {
 	return fmt.Errorf("the answer was %s", response.Status)
 }
 
-// TestGatewayLedger plays honest and dishonest clients against the program, and compares their answers with /metrics, and with the
-// requests that reach the API. With -v it prints the answers.
+// TestGatewayLedger plays honest and dishonest clients against the program, and compares their answers with /metrics,
+// and with the requests that reach the API. With -v it prints the answers.
 func TestGatewayLedger(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "sends 1,500 requests through the whole gateway")

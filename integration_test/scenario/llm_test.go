@@ -87,7 +87,8 @@ func TestLLMAsk(t *testing.T) {
 	require.True(t, ask("alan"))
 }
 
-// An answer that takes more tokens than estimated is charged for them: to the user, to the plan, and to the model's limit.
+// An answer that takes more tokens than estimated is charged for them: to the user, to the plan, and to the model's
+// limit.
 func TestLLMSettles(t *testing.T) {
 	t.Parallel()
 	p := newPlay(t, scale{minute: time.Minute, share: 0.94})
@@ -138,8 +139,9 @@ const (
 	maxQuestion   = 5_000
 )
 
-// model is a model API that is stricter than most: it keeps an exact log, and refuses a request if any minute would hold more than
-// modelRequests or modelTokens. A request counts all tokens of its longest answer until it is answered, and then the used tokens.
+// model is a model API that is stricter than most: it keeps an exact log, and refuses a request if any minute would
+// hold more than modelRequests or modelTokens. A request counts all tokens of its longest answer until it is answered,
+// and then the used tokens.
 type model struct {
 	minute time.Duration // shorter than a minute
 
@@ -260,7 +262,8 @@ func (s scale) slack() time.Duration {
 }
 func (s scale) staleAfter() time.Duration { return s.slack() * 3 / 4 }
 
-// play is a run: the model, the program in front of it, and the users. One process takes the questions, another one answers them.
+// play is a run: the model, the program in front of it, and the users. One process takes the questions, another one
+// answers them.
 type play struct {
 	scale
 	database string
@@ -374,7 +377,8 @@ func (p *play) ask(u user, q completion) (asked bool, wait time.Duration, err er
 	return false, 0, fmt.Errorf("the answer was %s", response.Status)
 }
 
-// judge checks the promises of the program, prints the figures, and returns how many questions lost their time and reserved another.
+// judge checks the promises of the program, prints the figures, and returns how many questions lost their time and
+// reserved another.
 func (p *play) judge(t *testing.T) (moved int) {
 	t.Helper()
 	metered, ids := 0, []string(nil)

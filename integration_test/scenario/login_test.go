@@ -174,7 +174,8 @@ func (l *login) sessions(t *testing.T) int {
 	return query[int](t, l.pool, `SELECT count(*) FROM login_sessions`)
 }
 
-// A limit lets as many guesses as it has tokens reach the password check, however many arrive at once, from however many addresses.
+// A limit lets as many guesses as it has tokens reach the password check, however many arrive at once, from however
+// many addresses.
 func TestLoginGuessesAtOnce(t *testing.T) {
 	t.Parallel()
 	l := startLogin(t)
@@ -213,8 +214,9 @@ func TestLoginLimits(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, refused.status, "a client cannot forge its address")
 }
 
-// An attacker cannot learn which accounts exist: an unknown account gets the same answers as a wrong password, after the same work. Two
-// programs take turns to answer, so that the work of each can be told from the processor time that it used.
+// An attacker cannot learn which accounts exist: an unknown account gets the same answers as a wrong password, after
+// the same work. Two programs take turns to answer, so that the work of each can be told from the processor time that
+// it used.
 func TestLoginUnknownAccount(t *testing.T) {
 	t.Parallel()
 	knows := startLogin(t)

@@ -36,7 +36,8 @@ func TestQuickstart(t *testing.T) {
 	require.Equal(t, "usage: quickstart AUTHOR MESSAGE\n", output)
 }
 
-// TestORM sends with each library, over each driver, until the limit refuses, and sends a message that the table refuses.
+// TestORM sends with each library, over each driver, until the limit refuses, and sends a message that the table
+// refuses.
 func TestORM(t *testing.T) {
 	t.Parallel()
 	for i, driver := range []string{"pgx", "postgres"} {

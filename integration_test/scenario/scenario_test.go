@@ -1,5 +1,6 @@
-// Package scenario_test runs the programs of examples as a reader does, and plays against them from outside: over HTTP, and with
-// SQL. Each program is copied into a module of its own and built there, so it compiles for readers who copy it.
+// Package scenario_test runs the programs of examples as a reader does, and plays against them from outside: over HTTP,
+// and with SQL. Each program is copied into a module of its own and built there, so it compiles for readers who copy
+// it.
 //
 // With -v the scenarios print attempts, admissions and refusals.
 package scenario_test
@@ -46,8 +47,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// build returns the path of a program. It copies the files of the example, without its tests, into a module that requires what
-// the module of examples requires, and builds that module outside the workspace.
+// build returns the path of a program. It copies the files of the example, without its tests, into a module that
+// requires what the module of examples requires, and builds that module outside the workspace.
 func build(t *testing.T, example string) string {
 	t.Helper()
 	programs.Lock()
@@ -116,7 +117,8 @@ type server struct {
 	once    sync.Once
 }
 
-// start starts a program that serves HTTP on a free port. It ends with the test at the latest. settings are environment variables.
+// start starts a program that serves HTTP on a free port. It ends with the test at the latest. settings are environment
+// variables.
 func start(t *testing.T, database, example string, settings []string, args ...string) *server {
 	t.Helper()
 	s := &server{printed: new(strings.Builder), drained: make(chan struct{})}
@@ -151,8 +153,8 @@ func start(t *testing.T, database, example string, settings []string, args ...st
 	return s
 }
 
-// stop interrupts the program, which has to finish its requests and exit without an error. It returns the processor time that the program
-// has used.
+// stop interrupts the program, which has to finish its requests and exit without an error. It returns the processor
+// time that the program has used.
 func (s *server) stop(t *testing.T) time.Duration {
 	t.Helper()
 	s.once.Do(func() {
@@ -182,8 +184,8 @@ func newDatabase(t *testing.T) (string, *pgxpool.Pool) {
 	return database, pool
 }
 
-// stopClock puts a schema before pg_catalog in the search_path of new connections. Its clock_timestamp() and statement_timestamp()
-// return the time of the hand.
+// stopClock puts a schema before pg_catalog in the search_path of new connections. Its clock_timestamp() and
+// statement_timestamp() return the time of the hand.
 func stopClock(t *testing.T, database string, pool *pgxpool.Pool) *hand {
 	t.Helper()
 	parsed, err := url.Parse(database)

@@ -74,8 +74,8 @@ func (a *application) drain(t *testing.T, s stepped, key string, inTx bool) (giv
 	return given
 }
 
-// The clock of a server steps while it runs. A step forward brings each limit its capacity at most, a step back nothing, and
-// none stands still for longer than is promised.
+// The clock of a server steps while it runs. A step forward brings each limit its capacity at most, a step back
+// nothing, and none stands still for longer than is promised.
 func TestAServersClockSteps(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")
@@ -108,9 +108,9 @@ func TestAServersClockSteps(t *testing.T) {
 	}
 }
 
-// A call waits for a row for days, and the transaction that holds the row takes from it at the beginning and at the end. The call
-// began long before the row's ts, but must not treat that ts as a wrong clock. The tokens that arrived between the two takes count
-// once.
+// A call waits for a row for days, and the transaction that holds the row takes from it at the beginning and at the
+// end. The call began long before the row's ts, but must not treat that ts as a wrong clock. The tokens that arrived
+// between the two takes count once.
 func TestALongWaitCreditsNoTimeTwice(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")

@@ -39,8 +39,9 @@ func fill(t *testing.T, disk string) (free func()) {
 // longKey returns one of many keys, whose rows need new pages.
 func longKey(n int) string { return fmt.Sprintf("long %d %s", n, strings.Repeat("k", 200)) }
 
-// While there is no room for data a call for a new key fails, and one for a row that is there goes on. When there is none for the
-// log either, the server stops itself. Nothing is half done, and everything works when there is room again.
+// While there is no room for data a call for a new key fails, and one for a row that is there goes on. When there is
+// none for the log either, the server stops itself. Nothing is half done, and everything works when there is room
+// again.
 func TestAFullDisk(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")
@@ -77,7 +78,8 @@ func TestAFullDisk(t *testing.T) {
 	require.NoError(t, a.do(t.Context(), workers, 2))
 }
 
-// requireNoRoomForData takes for new keys until their table finds no room, and checks that what failed has left nothing.
+// requireNoRoomForData takes for new keys until their table finds no room, and checks that what failed has left
+// nothing.
 func (a *application) requireNoRoomForData(t *testing.T) {
 	t.Helper()
 	const most = 100_000

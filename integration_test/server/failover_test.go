@@ -22,8 +22,8 @@ import (
 // slots are for the verbs on leases.
 var slots = ratelimit.Define("slots", ratelimit.Concurrency{Most: 3, Lease: time.Hour})
 
-// requireReadOnly checks that on a read-only server each call that writes fails with an error that says what to do, and that calls
-// that read work. The reservation and the lease are open.
+// requireReadOnly checks that on a read-only server each call that writes fails with an error that says what to do, and
+// that calls that read work. The reservation and the lease are open.
 func requireReadOnly(t *testing.T, l *ratelimit.Limiter, reservation, lease string) {
 	t.Helper()
 	ctx, request := t.Context(), sent.For("ada")
@@ -62,7 +62,8 @@ func requireReadOnly(t *testing.T, l *ratelimit.Limiter, reservation, lease stri
 	require.NoError(t, err)
 }
 
-// replicated are settings with which a standby that does not answer stays connected, for as long as a busy machine takes.
+// replicated are settings with which a standby that does not answer stays connected, for as long as a busy machine
+// takes.
 var replicated = map[string]string{"synchronous_commit": "on", "wal_sender_timeout": "0", "wal_receiver_timeout": "0"}
 
 // rows returns all that the limiter keeps, and the work, as text.
@@ -122,8 +123,9 @@ func portOf(t *testing.T, pool *pgxpool.Pool) uint16 {
 	return port
 }
 
-// A standby rejects writes and answers reads. If a lagging standby is promoted, it has lost the last transactions, each as a whole.
-// Programs move from the old primary, once it is read-only, to the new one, without closing connections themselves.
+// A standby rejects writes and answers reads. If a lagging standby is promoted, it has lost the last transactions, each
+// as a whole. Programs move from the old primary, once it is read-only, to the new one, without closing connections
+// themselves.
 func TestAReplicaThatLagsIsPromoted(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")
@@ -190,8 +192,8 @@ func isReadOnly(t *testing.T, pool *pgxpool.Pool) bool {
 	return all
 }
 
-// With a synchronous standby nothing that was acknowledged is lost. While the standby does not answer, a commit waits; the call's
-// end leaves its outcome open, and it is charged. Who needs no commit is not kept waiting.
+// With a synchronous standby nothing that was acknowledged is lost. While the standby does not answer, a commit waits;
+// the call's end leaves its outcome open, and it is charged. Who needs no commit is not kept waiting.
 func TestASynchronousStandby(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")

@@ -18,7 +18,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// startUnwritten starts a server on which only the writer of the log, and commits that wait for the disk, write the log.
+// startUnwritten starts a server on which only the writer of the log, and commits that wait for the disk, write the
+// log.
 func startUnwritten(t *testing.T, settings map[string]string) (*postgrestest.Server, *application) {
 	t.Helper()
 	all := map[string]string{"autovacuum": "off", "bgwriter_lru_maxpages": "0", "checkpoint_timeout": "1h"}
@@ -38,8 +39,8 @@ func (a *application) stopWriter(t *testing.T) (kill func()) {
 	return func() { _ = syscall.Kill(writer, syscall.SIGKILL) }
 }
 
-// With synchronous_commit off a crash loses the last commits, each with its tokens, its reservation and its work. Commits on disk
-// are not lost; Postgres promises that writing takes no longer than three times wal_writer_delay.
+// With synchronous_commit off a crash loses the last commits, each with its tokens, its reservation and its work.
+// Commits on disk are not lost; Postgres promises that writing takes no longer than three times wal_writer_delay.
 func TestACrashWithoutSynchronousCommitLosesWholeCommits(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "servers of its own")

@@ -1,7 +1,7 @@
 //go:build unix
 
-// Package server_test tests limits on a failing server: commits that were not on disk yet, a standby that takes over, a disk that
-// is full, a clock that steps. Each has servers of its own.
+// Package server_test tests limits on a failing server: commits that were not on disk yet, a standby that takes over, a
+// disk that is full, a clock that steps. Each has servers of its own.
 package server_test
 
 import (
@@ -91,8 +91,8 @@ type load struct {
 
 const workers = 4
 
-// startLoad makes each worker do its work. A worker repeats each piece until it is acknowledged, and stops if the outcome of a
-// piece is unknown.
+// startLoad makes each worker do its work. A worker repeats each piece until it is acknowledged, and stops if the
+// outcome of a piece is unknown.
 func (a *application) startLoad(t *testing.T) *load {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -141,8 +141,8 @@ func (l *load) finish() {
 	l.done.Wait()
 }
 
-// requireSuffixLost checks, on the remaining work, that each worker lost only its last pieces, none of the first certain ones, and
-// that no piece is there twice or unrequested. It returns how many acknowledged pieces were lost.
+// requireSuffixLost checks, on the remaining work, that each worker lost only its last pieces, none of the first
+// certain ones, and that no piece is there twice or unrequested. It returns how many acknowledged pieces were lost.
 func (l *load) requireSuffixLost(t *testing.T, left *application, certain [workers]int64) (lost int64) {
 	t.Helper()
 	acked := l.acks()
@@ -166,7 +166,8 @@ func (a *application) awaitServer(t *testing.T) {
 	})
 }
 
-// startServer starts a server of the test's own, with the tables of the limits and of the work, and the application on it.
+// startServer starts a server of the test's own, with the tables of the limits and of the work, and the application on
+// it.
 func startServer(t *testing.T, opts postgrestest.Options) (*postgrestest.Server, *application) {
 	t.Helper()
 	server := postgrestest.StartWith(t, opts)

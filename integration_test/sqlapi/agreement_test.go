@@ -285,8 +285,8 @@ func (p *pair) same(ctx context.Context) {
 	require.Equal(p.t, all[0], all[1])
 }
 
-// TestSQLAgreesWithGo promises that the functions for people decide as a Limiter does under the same stored rules at the same time, to the
-// last bit: with plans, overrides, pauses and changes ahead, that somebody has written by hand.
+// TestSQLAgreesWithGo promises that the functions for people decide as a Limiter does under the same stored rules at
+// the same time, to the last bit: with plans, overrides, pauses and changes ahead, that somebody has written by hand.
 func TestSQLAgreesWithGo(t *testing.T) {
 	t.Parallel()
 	for name, kinds := range map[string][]string{

@@ -23,7 +23,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// takers are programs that take 80 times, each time in a transaction that also writes a row, and roll back each fifth of them.
+// takers are programs that take 80 times, each time in a transaction that also writes a row, and roll back each fifth
+// of them.
 var takers = map[string]string{
 	"python": `
 import os, psycopg2
@@ -96,8 +97,8 @@ func takeInGo(ctx context.Context, pool *pgxpool.Pool) error {
 	return err
 }
 
-// TestClientsOnOneBucket promises that programs in Go, Python, Node and Ruby, and psql, that take from one bucket at once are allowed as
-// often as it has tokens: each row that was written took one.
+// TestClientsOnOneBucket promises that programs in Go, Python, Node and Ruby, and psql, that take from one bucket at
+// once are allowed as often as it has tokens: each row that was written took one.
 func TestClientsOnOneBucket(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts programs in other languages")

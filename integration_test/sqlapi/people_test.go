@@ -58,7 +58,8 @@ var everyKind = map[string]string{
 	"off":      `{"rate": 10, "period": "1m", "mode": "off"}`,
 }
 
-// TestArguments promises an error for each argument that no call can have, also for NULL in each place, and that nothing is taken then.
+// TestArguments promises an error for each argument that no call can have, also for NULL in each place, and that
+// nothing is taken then.
 func TestArguments(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -161,7 +162,8 @@ func TestHashedKeys(t *testing.T) {
 	require.Less(t, left, 1.5)
 }
 
-// TestUnreadableRules promises that the table refuses a rule that no program could read, and stores a kind of a later version.
+// TestUnreadableRules promises that the table refuses a rule that no program could read, and stores a kind of a later
+// version.
 func TestUnreadableRules(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -238,7 +240,8 @@ func TestEachFunctionForPeopleHasAComment(t *testing.T) {
 	require.Empty(t, bare)
 }
 
-// TestGoAndSQLOnOneBucket promises that the two give no token too many and lose none, at once, at each isolation level, with rollbacks.
+// TestGoAndSQLOnOneBucket promises that the two give no token too many and lose none, at once, at each isolation level,
+// with rollbacks.
 func TestGoAndSQLOnOneBucket(t *testing.T) {
 	t.Parallel()
 	const tokens, callers, calls = 200, 8, 25

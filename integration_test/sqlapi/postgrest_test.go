@@ -17,8 +17,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 )
 
-// postgREST sends the statements of PostgREST for a request: it begins a transaction, which can't write for GET, switches the role, sets
-// what it knows of the request, and calls the pre-request function before the request itself. PostgREST isn't run here.
+// postgREST sends the statements of PostgREST for a request: it begins a transaction, which can't write for GET,
+// switches the role, sets what it knows of the request, and calls the pre-request function before the request itself.
+// PostgREST isn't run here.
 type postgREST struct {
 	pool *pgxpool.Pool
 	role string
@@ -43,8 +44,9 @@ func (p postgREST) request(ctx context.Context, method, claims, headers string) 
 	})
 }
 
-// TestPreRequest promises that the pre-request function of docs/sql.md limits each subject of a JWT, and each address without one, for a
-// role that may call no function of the limiter. A refusal asks PostgREST for the status 429 with Retry-After, and undoes the request.
+// TestPreRequest promises that the pre-request function of docs/sql.md limits each subject of a JWT, and each address
+// without one, for a role that may call no function of the limiter. A refusal asks PostgREST for the status 429 with
+// Retry-After, and undoes the request.
 func TestPreRequest(t *testing.T) {
 	t.Parallel()
 	page, err := os.ReadFile("../../docs/sql.md")

@@ -81,7 +81,8 @@ func (p *pair) reserve(open []twins) []twins {
 	return open
 }
 
-// TestReservationsAgreeWithGo promises that reservations in SQL are those of a Limiter, also when the rules change meanwhile.
+// TestReservationsAgreeWithGo promises that reservations in SQL are those of a Limiter, also when the rules change
+// meanwhile.
 func TestReservationsAgreeWithGo(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"token bucket", "fixed window", "calendar window"} {

@@ -42,8 +42,8 @@ func as(t *testing.T, pool *pgxpool.Pool, kind string) (*pgxpool.Pool, string) {
 	return own, name
 }
 
-// TestAttacks promises what a role that only calls the functions can't do: it reaches no table, changes no decision by objects of its own
-// or by settings, and gets errors for arguments that no call can have.
+// TestAttacks promises what a role that only calls the functions can't do: it reaches no table, changes no decision by
+// objects of its own or by settings, and gets errors for arguments that no call can have.
 func TestAttacks(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -113,8 +113,8 @@ func TestAttacks(t *testing.T) {
 	require.NotEqual(t, name, own)
 }
 
-// TestTakeOwnByClaim promises that a connection that has switched its role, as PostgREST does, takes by the subject of its JWT, and not
-// at all without one.
+// TestTakeOwnByClaim promises that a connection that has switched its role, as PostgREST does, takes by the subject of
+// its JWT, and not at all without one.
 func TestTakeOwnByClaim(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

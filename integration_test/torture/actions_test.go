@@ -244,7 +244,8 @@ func (w *worker) reservation() {
 	}
 }
 
-// ready makes a reservation of tokens that are not available yet, and never ends it: it is ready at some instant, and stays paid.
+// ready makes a reservation of tokens that are not available yet, and never ends it: it is ready at some instant, and
+// stays paid.
 func (w *worker) ready() {
 	of := w.wish("ready")
 	var r ratelimit.Reservation

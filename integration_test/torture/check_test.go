@@ -46,8 +46,8 @@ func (a *audit) run(ctx context.Context) error {
 	return nil
 }
 
-// checkTransactions compares the rows that transactions inserted for their takes with the answers to their callers. All rows of an
-// acknowledged transaction exist, and no row of a failed one.
+// checkTransactions compares the rows that transactions inserted for their takes with the answers to their callers. All
+// rows of an acknowledged transaction exist, and no row of a failed one.
 func (a *audit) checkTransactions(ctx context.Context) error {
 	rows, err := a.conn.Query(ctx, `SELECT call, name, key, tokens, lo, hi FROM public.work`)
 	if err != nil {
@@ -103,8 +103,9 @@ func (a *audit) readRows(ctx context.Context) error {
 	return err
 }
 
-// checkRows compares the tokens missing in the rows of buckets with the calls. At least the acknowledged tokens and the tokens in
-// rows of work are missing; at most these plus the tokens of calls with an unknown outcome. There are no halves of calls over two limits.
+// checkRows compares the tokens missing in the rows of buckets with the calls. At least the acknowledged tokens and the
+// tokens in rows of work are missing; at most these plus the tokens of calls with an unknown outcome. There are no
+// halves of calls over two limits.
 func (a *audit) checkRows() {
 	places := map[place]bool{}
 	for _, all := range [][]place{slices.Collect(maps.Keys(a.ledger.accounts)), slices.Collect(maps.Keys(a.work)), slices.Collect(maps.Keys(a.taken))} {
@@ -136,8 +137,8 @@ func (a *audit) checkRows() {
 	}
 }
 
-// checkReservations compares the tokens missing in buckets that only reservations take from with the stored reservations, and these
-// with the answers to their callers.
+// checkReservations compares the tokens missing in buckets that only reservations take from with the stored
+// reservations, and these with the answers to their callers.
 func (a *audit) checkReservations(ctx context.Context) error {
 	rows, err := a.conn.Query(ctx, `SELECT id::text, state, release, name, key, cost FROM ratelimit.reservations
 		UNION ALL SELECT id::text, state, release, o ->> 'name', o ->> 'key', (o ->> 'cost')::float8
@@ -199,9 +200,9 @@ type excess struct {
 	from, to int64
 }
 
-// worstSpan looks at every span [from, to], and returns the one in which the admitted items exceed the bound by most. An item with
-// taken tokens counts in a span that contains all of [Lo, Hi], because it may have taken them anywhere in between. An item with
-// returned tokens counts in each span that contains any part of it.
+// worstSpan looks at every span [from, to], and returns the one in which the admitted items exceed the bound by most.
+// An item with taken tokens counts in a span that contains all of [Lo, Hi], because it may have taken them anywhere in
+// between. An item with returned tokens counts in each span that contains any part of it.
 func worstSpan(items []item, b *bound) (worst excess) {
 	worst.by = math.Inf(-1)
 	var froms []int64

@@ -132,8 +132,8 @@ func (c *client) run(ctx context.Context) error {
 	return nil
 }
 
-// answers loses answers on their way from the server to the process. The server has run the statement then, its connection breaks,
-// and the process cannot know the outcome.
+// answers loses answers on their way from the server to the process. The server has run the statement then, its
+// connection breaks, and the process cannot know the outcome.
 type answers struct {
 	losing      atomic.Bool
 	onlyCommits atomic.Bool
@@ -172,8 +172,8 @@ func (c *answeredConn) Read(b []byte) (int, error) {
 	return 0, errors.Join(errLost, c.Close())
 }
 
-// errNothing says of an error that nothing was done, because the transaction did not come to its COMMIT, and errAny says of an error
-// of COMMIT that all or nothing was done.
+// errNothing says of an error that nothing was done, because the transaction did not come to its COMMIT, and errAny
+// says of an error of COMMIT that all or nothing was done.
 var (
 	errNothing = errors.New("rolled back")
 	errAny     = errors.New("the commit is unknown")
@@ -267,7 +267,8 @@ func (w *worker) change(verb, id string, items []item, do func(ctx context.Conte
 	return w.call(e, func(ctx context.Context) error { return do(ctx, limiter) })
 }
 
-// decide makes a call that is answered with a decision, through a Limiter that is drawn. It may change the entry after do.
+// decide makes a call that is answered with a decision, through a Limiter that is drawn. It may change the entry after
+// do.
 func (w *worker) decide(verb string, wishes []wish, do func(ctx context.Context, limiter *ratelimit.Limiter) (ratelimit.Decision, error), then ...func(*entry)) *entry {
 	limiter, path := w.limiter()
 	e := &entry{Verb: verb, Path: path, Items: items(wishes)}
@@ -290,8 +291,8 @@ func (w *worker) decide(verb string, wishes []wish, do func(ctx context.Context,
 	return e
 }
 
-// call makes a call, and writes its outcome. The items of the entry are the most that the call may take. The call may set the items
-// that it took, and the outcome of a refusal.
+// call makes a call, and writes its outcome. The items of the entry are the most that the call may take. The call may
+// set the items that it took, and the outcome of a refusal.
 func (w *worker) call(e *entry, do func(ctx context.Context) error) outcome {
 	w.made++
 	most := e.Items

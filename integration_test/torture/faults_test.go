@@ -81,8 +81,8 @@ func (f *faults) startProcess() (err error) {
 	return err
 }
 
-// run does one fault after the other, each kind once in a round, until ctx ends, and each kind once at least. Between them is
-// up to so long.
+// run does one fault after the other, each kind once in a round, until ctx ends, and each kind once at least. Between
+// them is up to so long.
 func (f *faults) run(ctx context.Context, rounds int, between time.Duration) error {
 	kinds, err := f.kinds(ctx)
 	if err != nil {
@@ -106,7 +106,8 @@ func (f *faults) run(ctx context.Context, rounds int, between time.Duration) err
 	return nil
 }
 
-// do does a fault, and waits until a call outside of a transaction is allowed, and a transaction that takes is committed.
+// do does a fault, and waits until a call outside of a transaction is allowed, and a transaction that takes is
+// committed.
 func (f *faults) do(ctx context.Context, kind fault) error {
 	ctx, cancel := context.WithTimeout(ctx, patient)
 	defer cancel()

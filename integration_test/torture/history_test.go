@@ -29,8 +29,8 @@ type place struct{ Name, Key string }
 
 func (p place) String() string { return p.Name + "/" + p.Key }
 
-// item holds the tokens that a call took from a bucket, or may have taken; below 0 it returned them. They were taken between two
-// instants, in microseconds since 1970. Zeros mean the beginning and the end of the call.
+// item holds the tokens that a call took from a bucket, or may have taken; below 0 it returned them. They were taken
+// between two instants, in microseconds since 1970. Zeros mean the beginning and the end of the call.
 type item struct {
 	place
 

@@ -49,7 +49,8 @@ type subject struct {
 	capacity float64
 	// bound is the bound on the tokens admitted in any span, or nil.
 	bound *bound
-	// sharp is whether the row's ts is the instant at which tokens were taken. Else that lies between Decision.At and the answer.
+	// sharp is whether the row's ts is the instant at which tokens were taken. Else that lies between Decision.At and the
+	// answer.
 	sharp bool
 	// ofReservations is whether nothing but reservations takes from it.
 	ofReservations bool

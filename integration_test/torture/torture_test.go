@@ -1,8 +1,8 @@
 //go:build unix
 
-// Package torture_test is a soak with an account of its own. Workers in several processes make all calls in all ways while
-// sessions, clients and servers are killed, and afterwards the histories of their answers are compared with the tables.
-// .ci/nightly runs it for longer than make test-all does.
+// Package torture_test is a soak with an account of its own. Workers in several processes make all calls in all ways
+// while sessions, clients and servers are killed, and afterwards the histories of their answers are compared with the
+// tables. .ci/nightly runs it for longer than make test-all does.
 package torture_test
 
 import (
@@ -30,8 +30,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Without a flag, as in make test-all, a run continues until each kind of fault was done shortRounds times. It ends after short as
-// soon as each was done once.
+// Without a flag, as in make test-all, a run continues until each kind of fault was done shortRounds times. It ends
+// after short as soon as each was done once.
 const (
 	shortRounds = 2
 	short       = 40 * time.Second
@@ -96,8 +96,8 @@ func prepare(ctx context.Context, server *postgrestest.Server, directory string,
 	return f, f.startProcess()
 }
 
-// calls has all processes call while faults are done, and returns when every call has been answered. Calls go on until the last
-// fault is over, so that it is seen whether they are allowed again.
+// calls has all processes call while faults are done, and returns when every call has been answered. Calls go on until
+// the last fault is over, so that it is seen whether they are allowed again.
 func (f *faults) calls(ctx context.Context) error {
 	rounds, between, lasts := math.MaxInt, 3*time.Second, time.Duration(*minutes*float64(time.Minute))
 	if *minutes == 0 {
@@ -145,7 +145,8 @@ func (f *faults) look(ctx context.Context, directory string) (wrong []string, co
 	})
 }
 
-// checkLeftovers looks for what calls may have left behind, now that all of them have been answered, and closes the pool.
+// checkLeftovers looks for what calls may have left behind, now that all of them have been answered, and closes the
+// pool.
 func checkLeftovers(ctx context.Context, c *client, conn *pgx.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, patient)
 	defer cancel()
@@ -178,8 +179,8 @@ func awaitNone(ctx context.Context, conn *pgx.Conn, condition string) (err error
 	return err
 }
 
-// checkAllWorks checks that each limit that gains tokens gives them again, and that all slots are free when the leases of killed
-// processes have ended.
+// checkAllWorks checks that each limit that gains tokens gives them again, and that all slots are free when the leases
+// of killed processes have ended.
 func checkAllWorks(ctx context.Context, c *client) error {
 	limiter, err := ratelimit.New(c.pool, ratelimit.Config{Timeout: patient})
 	if err != nil {

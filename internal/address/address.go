@@ -9,15 +9,16 @@ import (
 	"strings"
 )
 
-// The default number of significant bits of an address. An IPv6 network has at least a /64, and its hosts may use any address in
-// it.
+// The default number of significant bits of an address. An IPv6 network has at least a /64, and its hosts may use any
+// address in it.
 const (
 	IPv4Bits = 32
 	IPv6Bits = 64
 )
 
 // ErrNoAddress is returned by Key for other text. It doesn't contain the text, because an address is personal data.
-var ErrNoAddress = errors.New("not one IP address; use the form 203.0.113.7, 203.0.113.7:443, 2001:db8::1, [2001:db8::1]:443 or 2001:db8::/64")
+var ErrNoAddress = errors.New("not one IP address; use the form 203.0.113.7, 203.0.113.7:443, 2001:db8::1, " +
+	"[2001:db8::1]:443 or 2001:db8::/64")
 
 // IsAttribute reports whether an attribute of a tier, or an entry of Envoy, is the client's address.
 func IsAttribute(name string) bool {

@@ -1,4 +1,5 @@
-// Package admintest has tables with something to see on every page of package admin, for its tests and those in a browser.
+// Package admintest has tables with something to see on every page of package admin, for its tests and those in a
+// browser.
 package admintest
 
 import (
@@ -82,7 +83,10 @@ func (s *Site) Put(t testing.TB, stated ...rules.Rule) {
 func Kinds() []rules.Rule {
 	return []rules.Rule{
 		{Limit: "exports", Policy: ratelimit.SlidingWindow{Rate: 50, Period: time.Hour, Slices: 12}},
-		{Limit: "quota", Policy: ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Yearly, Zone: "Europe/Berlin", FirstMonth: time.April, FirstDay: 6}},
+		{Limit: "quota", Policy: ratelimit.CalendarWindow{
+			Rate: 50, Resets: ratelimit.Yearly, Zone: "Europe/Berlin",
+			FirstMonth: time.April, FirstDay: 6,
+		}},
 		{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 50, Lease: time.Hour}},
 	}
 }
@@ -143,7 +147,14 @@ func (s *Site) Furnish(t testing.TB) string {
 			WHERE n > 0`, limit)
 	}
 	edit := rules.Edit{Author: "ana@example.com", Reason: "the spring offer"}
-	_, err = s.Store.Put(ctx, edit, rules.Rule{Limit: "messages", Plan: "pro", Policy: ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: 1000}, Unit: "messages", Description: "what pro customers pay for"}, rules.Rule{Limit: "search", Policy: ratelimit.TokenBucket{Rate: 20, Period: time.Second}, Mode: ratelimit.Shadow})
+	_, err = s.Store.Put(ctx, edit, rules.Rule{
+		Limit: "messages", Plan: "pro",
+		Policy: ratelimit.TokenBucket{Rate: 600, Period: time.Minute, Capacity: 1000}, Unit: "messages",
+		Description: "what pro customers pay for",
+	}, rules.Rule{
+		Limit:  "search",
+		Policy: ratelimit.TokenBucket{Rate: 20, Period: time.Second}, Mode: ratelimit.Shadow,
+	})
 	require.NoError(t, err)
 	now := time.Now()
 	_, err = s.Store.Override(ctx, rules.Edit{Author: "ben@example.com", Reason: "their launch on Friday"},
@@ -178,9 +189,10 @@ func Pages(id string) map[string]string {
 		"reservation":  Address("reservation", "id", id),
 		"rules":        "/admin/rules",
 		"rule":         Address("rule", "limit", "messages", "plan", "pro"),
-		"preview":      Address("preview", "limit", "messages", "plan", "", "rate", "90", "period", "1m", "kind", "token bucket", "mode", "on", "on_change", "keep"),
-		"overrides":    "/admin/overrides",
-		"history":      "/admin/history",
+		"preview": Address("preview", "limit", "messages", "plan", "", "rate", "90", "period", "1m", "kind",
+			"token bucket", "mode", "on", "on_change", "keep"),
+		"overrides": "/admin/overrides",
+		"history":   "/admin/history",
 	}
 }
 

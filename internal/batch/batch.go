@@ -15,14 +15,15 @@ import (
 )
 
 const (
-	// maxRunning is how many batches are in flight at once: while the server works on one, another is written and read. More batches
-	// are smaller ones. On two cores, with 64 callers, two answered 34,000 calls a second, one 25,000, three 29,000 and four 25,000.
+	// maxRunning is how many batches are in flight at once: while the server works on one, another is written and read.
+	// More batches are smaller ones. On two cores, with 64 callers, two answered 34,000 calls a second, one 25,000, three
+	// 29,000 and four 25,000.
 	maxRunning = 2
 	// maxCalls bounds the calls of one batch.
 	maxCalls = 1000
 
-	// A batch is slow if it seems to wait for a locked row, as a batch for a single bucket may, or for the server or a connection.
-	// Calls for other buckets need not wait for it, so it no longer counts towards maxRunning.
+	// A batch is slow if it seems to wait for a locked row, as a batch for a single bucket may, or for the server or a
+	// connection. Calls for other buckets need not wait for it, so it no longer counts towards maxRunning.
 	slowAfter     = 10 * time.Millisecond // for a single bucket
 	wideSlowAfter = 50 * time.Millisecond // for more
 
@@ -179,8 +180,8 @@ func (b *Batcher[T]) launch(calls []*Call[T]) *batch[T] {
 	return f
 }
 
-// pick takes the calls of the next batch from the queue: calls whose buckets are in no batch and in no earlier call of the queue. A
-// call for a bucket that a slow batch keeps is parked behind that batch, where it blocks no other call.
+// pick takes the calls of the next batch from the queue: calls whose buckets are in no batch and in no earlier call of
+// the queue. A call for a bucket that a slow batch keeps is parked behind that batch, where it blocks no other call.
 func (b *Batcher[T]) pick() []*Call[T] {
 	var calls []*Call[T]
 	var stay map[bucket.Key]struct{}
@@ -305,8 +306,8 @@ func (b *Batcher[T]) runInline(f *batch[T]) (err error, answered bool) { //nolin
 	return err, true
 }
 
-// run answers the calls of f, and returns the batch that starts in its place. If inline is set, it runs on the goroutine of its only caller, and
-// ends with that caller's context.
+// run answers the calls of f, and returns the batch that starts in its place. If inline is set, it runs on the
+// goroutine of its only caller, and ends with that caller's context.
 func (b *Batcher[T]) run(f *batch[T], inline bool) (next *batch[T]) {
 	ctx := f.calls[0].ctx
 	if !inline {
@@ -454,8 +455,8 @@ func (b *Batcher[T]) count(c *Call[T], n int) {
 // bucket of c.
 func (c *Call[T]) inUse() bool { return c.isQueuedFor(nil) || c.keeper() != nil }
 
-// isQueuedFor reports whether a call in the queue asks for a bucket of c. When f is not nil, only the buckets that f keeps
-// count.
+// isQueuedFor reports whether a call in the queue asks for a bucket of c. When f is not nil, only the buckets that f
+// keeps count.
 func (c *Call[T]) isQueuedFor(f *batch[T]) bool {
 	for _, n := range c.needs {
 		if n.use.queued > 0 && (f == nil || n.use.batch == f) {

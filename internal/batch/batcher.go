@@ -16,8 +16,8 @@ import (
 
 // Decider answers calls.
 type Decider[T any] interface {
-	// Run answers the calls of a batch, each with Call.Answer, and returns the calls that need a row which another transaction holds. If
-	// waitFor is not nil, all calls need that row, and Run waits for it.
+	// Run answers the calls of a batch, each with Call.Answer, and returns the calls that need a row which another
+	// transaction holds. If waitFor is not nil, all calls need that row, and Run waits for it.
 	Run(ctx context.Context, calls []*T, waitFor *bucket.Key) []Blocked[T]
 }
 
@@ -30,14 +30,14 @@ type Options struct {
 	ErrOverloaded error         // what calls get when as many wait already
 }
 
-// Batcher folds concurrent calls into batches. If no batch is in its way, a call runs at once and by
-// itself. Calls that come while all batches are running wait until the next batch ends, and go together.
-// No call is delayed to make a batch larger. But after a batch was answered, other goroutines may run once before the next batch
-// takes the waiting calls. If callers return at once, half of them then go together, and not a third.
+// Batcher folds concurrent calls into batches. If no batch is in its way, a call runs at once and by itself. Calls that
+// come while all batches are running wait until the next batch ends, and go together. No call is delayed to make a
+// batch larger. But after a batch was answered, other goroutines may run once before the next batch takes the waiting
+// calls. If callers return at once, half of them then go together, and not a third.
 //
-// The calls for one bucket are answered in the order in which they came. A bucket is in one batch at a time. A call does
-// not overtake an earlier call for any of its buckets, unless the earlier call waits for a row that another transaction holds. If a
-// bucket has several rows, some calls may wait for one row while others take from another.
+// The calls for one bucket are answered in the order in which they came. A bucket is in one batch at a time. A call
+// does not overtake an earlier call for any of its buckets, unless the earlier call waits for a row that another
+// transaction holds. If a bucket has several rows, some calls may wait for one row while others take from another.
 //
 // No batch waits for a row while it holds another. A call that needs a row which another transaction holds moves to a
 // batch of its own. That batch waits for the row, and keeps only the row's bucket from others.
@@ -115,8 +115,8 @@ func (b *Batcher[T]) enter(c *Call[T]) (*batch[T], error) {
 	return b.next(nil, nil), nil
 }
 
-// startApart returns a batch of c alone, which keeps no bucket from others. A Reserve from several buckets waits for the first of them, so that
-// callers that need the same buckets stand in line there.
+// startApart returns a batch of c alone, which keeps no bucket from others. A Reserve from several buckets waits for
+// the first of them, so that callers that need the same buckets stand in line there.
 func (b *Batcher[T]) startApart(c *Call[T]) (*batch[T], error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -204,8 +204,8 @@ func (b *Batcher[T]) wait(ctx context.Context, c *Call[T]) error {
 	return ctx.Err() // all callers of the batch have given up, each for a reason of its own
 }
 
-// giveUp ends the wait of a call that has no answer, and reports whether it left. A call that is Awaited and was claimed
-// does not leave, but its batch goes on only while another caller waits.
+// giveUp ends the wait of a call that has no answer, and reports whether it left. A call that is Awaited and was
+// claimed does not leave, but its batch goes on only while another caller waits.
 func (b *Batcher[T]) giveUp(c *Call[T]) bool {
 	switch {
 	case c.stage.CompareAndSwap(stageWaiting, stageLeft):
@@ -285,9 +285,9 @@ func (b *Batcher[T]) Close(ctx context.Context) error {
 // IsClosed reports whether calls are let in no more.
 func (b *Batcher[T]) IsClosed() bool { return b.shut.Load() }
 
-// sweepsPerTimeout is how often at most, in the time that a call has, one timer looks for calls whose time is over. The timer fires when
-// the time of the oldest call is over, so only calls behind others end late, by up to a sixteenth of that time. A timer for each call took
-// 3 % of the calls a second that 64 callers make.
+// sweepsPerTimeout is how often at most, in the time that a call has, one timer looks for calls whose time is over. The
+// timer fires when the time of the oldest call is over, so only calls behind others end late, by up to a sixteenth of
+// that time. A timer for each call took 3 % of the calls a second that 64 callers make.
 const sweepsPerTimeout = 16
 
 // Bounded returns ctx with the time that a call has: timeout, unless that is not above 0, or ctx ends sooner.
@@ -307,8 +307,8 @@ func bounds(ctx context.Context, timeout time.Duration) bool {
 	return !ends || time.Until(deadline) > timeout
 }
 
-// due returns when a call that is made now ends, since the Batcher was made: to read that clock takes half the time. It is 0
-// when its context ends it sooner, or never.
+// due returns when a call that is made now ends, since the Batcher was made: to read that clock takes half the time. It
+// is 0 when its context ends it sooner, or never.
 func (b *Batcher[T]) due(ctx context.Context) time.Duration {
 	if !bounds(ctx, b.options.Timeout) {
 		return 0

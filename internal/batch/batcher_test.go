@@ -27,8 +27,9 @@ func TestAnyHistoryOfCallsKeepsTheirOrder(t *testing.T) {
 	})
 }
 
-// randomHistory makes random calls for one to three of a few buckets. Some calls give up and, if slow is true, some hold their rows
-// longer than others wait. A call for several buckets is then overtaken by others for one of them while it waits for another.
+// randomHistory makes random calls for one to three of a few buckets. Some calls give up and, if slow is true, some
+// hold their rows longer than others wait. A call for several buckets is then overtaken by others for one of them while
+// it waits for another.
 func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 	t.Helper()
 	const most = 150
@@ -153,8 +154,8 @@ func TestCallsThatWait(t *testing.T) {
 			full.cancel()
 			time.Sleep(20 * time.Second)
 		},
-		// A call that needs a locked row waits for it by itself. Calls that share another bucket with it go on, and so does the rest of its
-		// batch.
+		// A call that needs a locked row waits for it by itself. Calls that share another bucket with it go on, and so does
+		// the rest of its batch.
 		"AHeldRowStopsOnlyTheCallsThatNeedIt": func(w *simulation) {
 			w.options.MaxWaiting = 100
 			release := w.hold("held")

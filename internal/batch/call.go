@@ -13,8 +13,8 @@ import (
 type Call[T any] struct {
 	// Of is the owner's struct, for the Decider.
 	Of *T
-	// Awaited is whether the caller still waits for the answer of a claimed call after its context has ended, so that the call can be
-	// undone. A caller that gives up earlier leaves the call, and the batch does nothing for it.
+	// Awaited is whether the caller still waits for the answer of a claimed call after its context has ended, so that the
+	// call can be undone. A caller that gives up earlier leaves the call, and the batch does nothing for it.
 	Awaited bool
 	// Owner reuses the call; nil: it is not reused. See Done.
 	Owner Owner
@@ -62,8 +62,8 @@ func (c *Call[T]) Needs(n int, key func(i int) bucket.Key) {
 	}
 }
 
-// Done says that the caller will not use the call again. Call it after Do has returned no error. A call whose caller does not say
-// so is not used again, as when he left or panics while his batch may look at it.
+// Done says that the caller will not use the call again. Call it after Do has returned no error. A call whose caller
+// does not say so is not used again, as when he left or panics while his batch may look at it.
 func (c *Call[T]) Done() {
 	if c.Owner != nil && c.holders.Add(-1) == 0 {
 		c.Owner.Free()
@@ -86,8 +86,8 @@ const (
 	stageLeft           // its caller gave up
 )
 
-// Claim reports whether to decide on the call: it is false if the call is Awaited and its caller has left. The transaction that
-// decides asks when it waits for nothing more.
+// Claim reports whether to decide on the call: it is false if the call is Awaited and its caller has left. The
+// transaction that decides asks when it waits for nothing more.
 func (c *Call[T]) Claim() bool {
 	if !c.Awaited {
 		return true
@@ -116,8 +116,8 @@ func (c *Call[T]) unclaim() (givenUp bool) {
 	return c.stage.Load() == stageGivenUp
 }
 
-// StartAlone makes the call a batch that no Batcher runs, so that a Decider can be tested by itself. Result waits for the
-// answer.
+// StartAlone makes the call a batch that no Batcher runs, so that a Decider can be tested by itself. Result waits for
+// the answer.
 func (c *Call[T]) StartAlone() {
 	c.batch, c.done = &batch[T]{calls: []*Call[T]{c}, cancel: noCancel}, make(chan struct{}, 1)
 	c.stage.Store(stageInBatch)
@@ -132,7 +132,8 @@ func (c *Call[T]) Result() error {
 	return c.result()
 }
 
-// result returns the answer of the call. A panic of its batch goes on in the caller, as if the caller had run the statement.
+// result returns the answer of the call. A panic of its batch goes on in the caller, as if the caller had run the
+// statement.
 func (c *Call[T]) result() error {
 	if c.panicked != nil {
 		panic(c.panicked)

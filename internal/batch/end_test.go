@@ -205,7 +205,8 @@ func TestCallsThatEnd(t *testing.T) {
 			w.requireEmpty()
 			w.ask(time.Millisecond, "hot").requireAnswered(time.Millisecond)
 		},
-		// Callers of a held row wait in a line of their own, which at most half of MaxWaiting join: they cost callers of free rows no place.
+		// Callers of a held row wait in a line of their own, which at most half of MaxWaiting join: they cost callers of free
+		// rows no place.
 		"CallersOfAHeldRowLeaveTheQueueToOthers": func(w *simulation) {
 			const most = 20
 			w.options.MaxWaiting = most

@@ -15,8 +15,8 @@ type Key struct {
 	Shard int32 `json:"shard,omitzero"`
 }
 
-// Compare returns -1 if k comes before o, 1 if it comes after it, and 0 if they are the same. It is the order of the primary key,
-// which compares bytes. Every call locks its rows in this order, so no two calls can wait for each other.
+// Compare returns -1 if k comes before o, 1 if it comes after it, and 0 if they are the same. It is the order of the
+// primary key, which compares bytes. Every call locks its rows in this order, so no two calls can wait for each other.
 func (k Key) Compare(o Key) int {
 	return cmp.Or(cmp.Compare(k.Name, o.Name), cmp.Compare(k.Key, o.Key), cmp.Compare(k.Shard, o.Shard))
 }
@@ -86,8 +86,8 @@ func (a *Ask) isSoonEnough(after State, now int64) bool {
 	return a.Within == 0 || a.Terms.wait(after, now, 0, 0) <= a.Within
 }
 
-// soonEnoughAfter returns the wait after the answer, a refusal, until the ask is allowed with its Within. Without that it
-// would be allowed after enough.
+// soonEnoughAfter returns the wait after the answer, a refusal, until the ask is allowed with its Within. Without that
+// it would be allowed after enough.
 func (a *Ask) soonEnoughAfter(r Answer, enough time.Duration) time.Duration {
 	after := a.Terms.Kind.Charge(a.Terms, a.Terms.FixClock(r.State, r.Now), r.Now, a.Cost)
 	wait := max(enough, a.Terms.wait(after, r.Now, 0, 0)-a.Within)
@@ -125,7 +125,8 @@ func TraitsOf(asks []Ask) Traits {
 		a := &asks[i]
 		t.Costless = t.Costless && !(a.Cost > 0)
 		statement := a.Terms.Kind.Statement()
-		if i > 0 && (statement != t.Statement || statement != StepStatement) || a.Within != 0 || a.Cost == 0 && len(asks) > 1 {
+		if i > 0 && (statement != t.Statement || statement != StepStatement) || a.Within != 0 || a.Cost == 0 &&
+			len(asks) > 1 {
 			statement = Locked
 		}
 		if i == 0 || statement == Locked {
@@ -135,7 +136,8 @@ func TraitsOf(asks []Ask) Traits {
 	return t
 }
 
-// Tell copies the bucket of the answer into c, with corrected clocks, and returns the result for the caller. lowest must remain.
+// Tell copies the bucket of the answer into c, with corrected clocks, and returns the result for the caller. lowest
+// must remain.
 func (a *Ask) Tell(r *Answer, lowest float64, c *Content) Told {
 	t := &a.Terms
 	c.Terms, c.State = *t, t.FixClock(r.State, r.Now)

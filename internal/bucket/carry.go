@@ -43,7 +43,8 @@ func (t *Terms) most(s State, most float64) float64 {
 // window, and in a full token bucket, nothing was used.
 func (t *Terms) capacity(s State, now int64, tokens float64) float64 {
 	switch {
-	case s.Capacity == t.Capacity, tokens >= t.Capacity, t.Kind.Statement() != StepStatement, t.Step > 1 && t.Begin(now) > s.TS:
+	case s.Capacity == t.Capacity, tokens >= t.Capacity, t.Kind.Statement() != StepStatement, t.Step > 1 &&
+		t.Begin(now) > s.TS:
 		return t.Capacity
 	}
 	return s.Capacity

@@ -52,8 +52,8 @@ func TestTokensOfATokenBucketDoNotFollowThePlan(t *testing.T) {
 	}
 }
 
-// Requests of a key are on any of its plans, in any order. In one window no more is taken than the largest quota, whatever is reserved,
-// cancelled and settled in between, and a debt is repaid.
+// Requests of a key are on any of its plans, in any order. In one window no more is taken than the largest quota,
+// whatever is reserved, cancelled and settled in between, and a debt is repaid.
 func TestPlansThatAlternateTakeNoMoreThanTheLargestQuota(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {

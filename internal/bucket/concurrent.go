@@ -10,24 +10,25 @@ import (
 // MaxLease bounds how long a lease is, in microseconds.
 const MaxLease = int64(24 * time.Hour / time.Microsecond)
 
-// Concurrent is the Kind of a limit on concurrency. Slots are held by leases, and a lease ends by itself Lease microseconds after
-// it was taken or renewed. Parts.Leases has the leases of a row. A lease counts while its end is after now. Every write drops ended
-// leases.
+// Concurrent is the Kind of a limit on concurrency. Slots are held by leases, and a lease ends by itself Lease
+// microseconds after it was taken or renewed. Parts.Leases has the leases of a row. A lease counts while its end is
+// after now. Every write drops ended leases.
 //
-// Each lease has a fencing number, higher than the number of any earlier lease on the same row. It is at least the instant
-// at which the lease was taken, so it also grows after the row was pruned. If that number was used before, for example because
-// a clock was ahead, the next number is higher by whole fenceCycles. A lease of a rolled back transaction is in no row, and its
-// number could otherwise be given to the next lease.
+// Each lease has a fencing number, higher than the number of any earlier lease on the same row. It is at least the
+// instant at which the lease was taken, so it also grows after the row was pruned. If that number was used before, for
+// example because a clock was ahead, the next number is higher by whole fenceCycles. A lease of a rolled back
+// transaction is in no row, and its number could otherwise be given to the next lease.
 //
-// Slots are free again when leases end, so Concurrent does not use the Value of a row, which is Capacity less the slots of its leases. The
-// functions in the server use it as long as none of them has ended.
+// Slots are free again when leases end, so Concurrent does not use the Value of a row, which is Capacity less the slots
+// of its leases. The functions in the server use it as long as none of them has ended.
 type Concurrent struct {
 	Steps
 	Lease int64
 }
 
-// fenceCycle is in microseconds. Of leases that were taken at different instants at most one in so many has the number that another
-// one had before it was rolled back. More would have numbers run ahead of the clock where calls wait for a row.
+// fenceCycle is in microseconds. Of leases that were taken at different instants at most one in so many has the number
+// that another one had before it was rolled back. More would have numbers run ahead of the clock where calls wait for a
+// row.
 const fenceCycle = int64(1 << 16)
 
 // nextFence returns the fencing number of a lease that is taken at now, after the last.
@@ -123,8 +124,8 @@ func (Concurrent) Wait(t Terms, s State, now int64, cost, lowest float64) time.D
 	return time.Duration(Horizon) * time.Microsecond
 }
 
-// FixClock brings TS back to now, and shortens leases that the wrong clock gave: none of them lasts longer than its own length
-// from now on. Leases with an end that a right clock can give stay unchanged.
+// FixClock brings TS back to now, and shortens leases that the wrong clock gave: none of them lasts longer than its own
+// length from now on. Leases with an end that a right clock can give stay unchanged.
 func (c Concurrent) FixClock(_ Terms, s State, now int64) State {
 	ahead, leases := s.TS-now, s.leasesAt(now)
 	for i, h := range leases {
@@ -179,8 +180,8 @@ func Holds(t *Terms) bool {
 // AnyHolds reports whether one of the limits is on concurrency: slots may be free before the end of a RetryAfter.
 func AnyHolds(asks []Ask) bool { return anyOf(asks, func(a *Ask) bool { return Holds(&a.Terms) }) }
 
-// parts returns the Parts of a row after s under a kind without slots. It keeps the leases, as the statements do: another version of a
-// program may hold slots of the limit.
+// parts returns the Parts of a row after s under a kind without slots. It keeps the leases, as the statements do:
+// another version of a program may hold slots of the limit.
 func (s State) parts(taken []float64) *Parts {
 	switch {
 	case s.Parts != nil && len(s.Parts.Leases) > 0:
@@ -217,8 +218,8 @@ func (s State) withFence(fence int64) State {
 	return s
 }
 
-// AlignFences gives all leases of a call the same fencing token, the highest of them. state returns the row of the i-th ask after
-// the call.
+// AlignFences gives all leases of a call the same fencing token, the highest of them. state returns the row of the i-th
+// ask after the call.
 func AlignFences(asks []Ask, state func(i int) *State) {
 	highest := int64(math.MinInt64)
 	for i := range asks {
@@ -236,8 +237,8 @@ func AlignFences(asks []Ask, state func(i int) *State) {
 // takesLease reports whether the ask, when it is allowed, takes a lease.
 func (a *Ask) takesLease() bool { return a.Cost > 0 && Holds(&a.Terms) }
 
-// RenewLease extends the lease with that fencing token to end at least length after now, and returns the new state and the end. If
-// no such lease is held at now, it returns s and false.
+// RenewLease extends the lease with that fencing token to end at least length after now, and returns the new state and
+// the end. If no such lease is held at now, it returns s and false.
 func (s State) RenewLease(now, fence, length int64) (after State, end int64, held bool) {
 	leases := s.leasesAt(now)
 	for i := range leases {
@@ -249,7 +250,8 @@ func (s State) RenewLease(now, fence, length int64) (after State, end int64, hel
 	return s, 0, false
 }
 
-// ReleaseLease returns the state without the lease of that fencing token. If no such lease is held at now, it returns s and false.
+// ReleaseLease returns the state without the lease of that fencing token. If no such lease is held at now, it returns s
+// and false.
 func (s State) ReleaseLease(now, fence int64) (after State, held bool) {
 	leases := s.leasesAt(now)
 	left := slices.DeleteFunc(slices.Clone(leases), func(h Held) bool { return h.Fence == fence })

@@ -62,8 +62,8 @@ func TestALeaseOfSeveralSlotsNeedsAllOfThem(t *testing.T) {
 	require.Greater(t, two.Leases()[0].Fence, one.Leases()[0].Fence)
 }
 
-// Another version of a program may define the limit as one of slots. Operations on its row under terms of another kind keep the
-// leases.
+// Another version of a program may define the limit as one of slots. Operations on its row under terms of another kind
+// keep the leases.
 func TestTermsOfOtherKindsLeaveLeasesAlone(t *testing.T) {
 	t.Parallel()
 	day := int64(24 * time.Hour / time.Microsecond)
@@ -94,8 +94,8 @@ func TestTermsOfOtherKindsLeaveLeasesAlone(t *testing.T) {
 	}
 }
 
-// A rule that makes another kind of a limit of slots ends its leases. When it is a limit of slots again, the fencing tokens
-// continue.
+// A rule that makes another kind of a limit of slots ends its leases. When it is a limit of slots again, the fencing
+// tokens continue.
 func TestFencesGoOnAfterErasOfOtherKinds(t *testing.T) {
 	t.Parallel()
 	day := int64(24 * time.Hour / time.Microsecond)

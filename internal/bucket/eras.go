@@ -87,8 +87,8 @@ func (e *Eras) since(era int32) int64 {
 	return e.eras[era].From
 }
 
-// OwedGrowth returns how many times what a bucket owes may grow by the changes of all eras. A bucket may enter an era from
-// any earlier one.
+// OwedGrowth returns how many times what a bucket owes may grow by the changes of all eras. A bucket may enter an era
+// from any earlier one.
 func (e *Eras) OwedGrowth() float64 {
 	growth, least := 1.0, math.Inf(1)
 	for i := 1; e != nil && i < len(e.eras); i++ {
@@ -156,10 +156,10 @@ func (t Terms) Seeded(seed uint64) Terms {
 	return t
 }
 
-// Settle returns the state of a row under the terms that hold now. The era in which the row was written counts up to the
-// begin of the era of t, and the change to that says what becomes of the tokens. Eras between the two do not count, as the
-// row has never seen them, but a Reset among them fills it. A row that another plan wrote is brought to the terms of its
-// time first.
+// Settle returns the state of a row under the terms that hold now. The era in which the row was written counts up to
+// the begin of the era of t, and the change to that says what becomes of the tokens. Eras between the two do not count,
+// as the row has never seen them, but a Reset among them fills it. A row that another plan wrote is brought to the
+// terms of its time first.
 func (t Terms) Settle(s State) State {
 	since := t.Eras.since(t.Era)
 	switch {
@@ -194,8 +194,8 @@ func (p *Page) SetNow(calls ...[]Ask) {
 	}
 }
 
-// advance moves Now to the begin of the latest Span that a row has seen, if that is less than a minute ahead. The statement may
-// have waited for a call that was decided in that Span.
+// advance moves Now to the begin of the latest Span that a row has seen, if that is less than a minute ahead. The
+// statement may have waited for a call that was decided in that Span.
 func (p *Page) advance() {
 	for i := range p.Rows {
 		t, s := &p.Rows[i].Terms, p.states[i]
@@ -208,7 +208,8 @@ func (p *Page) advance() {
 	}
 }
 
-// Settle brings the rows of the asks to the terms that SetNow has given these. They are written with the bucket, if a call changes it.
+// Settle brings the rows of the asks to the terms that SetNow has given these. They are written with the bucket, if a
+// call changes it.
 func (p *Page) Settle(calls ...[]Ask) {
 	for i := range p.Rows {
 		if p.marks[i].absent {

@@ -21,12 +21,12 @@ func (s State) LastFence() *int64 {
 	return &s.Parts.Leases[0]
 }
 
-// anonymous is the number of what stands for the slots of others in the answer to a call that took a lease: it does not read their
-// leases. No lease has that number.
+// anonymous is the number of what stands for the slots of others in the answer to a call that took a lease: it does not
+// read their leases. No lease has that number.
 const anonymous = 0
 
-// HideOthers leaves only the new leases in the answers to a call that took some, and a sum of the others, which is all that acquire_1
-// knows of them. So the answers don't depend on how the call was decided.
+// HideOthers leaves only the new leases in the answers to a call that took some, and a sum of the others, which is all
+// that acquire_1 knows of them. So the answers don't depend on how the call was decided.
 func HideOthers(asks []Ask, answers []Answer) {
 	if !AllAllowed(answers) {
 		return
@@ -51,7 +51,8 @@ func (s State) holdingNewest(newest Held, others, last int64) State {
 	return s
 }
 
-// Acquired returns the state of a row after a call took a lease on it, when all others together hold slots until last at most.
+// Acquired returns the state of a row after a call took a lease on it, when all others together hold slots until last
+// at most.
 func Acquired(value float64, ts int64, capacity float64, newest Held, last int64) State {
 	s := State{Value: value, TS: ts, Capacity: capacity}
 	return s.holdingNewest(newest, int64(capacity-value)-newest.Slots, last)

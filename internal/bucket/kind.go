@@ -5,15 +5,17 @@ import (
 	"time"
 )
 
-// Kind is the arithmetic of one kind of limit on one row. Token buckets and fixed windows are Steps; Calendar, Sliding and Concurrent embed
-// Steps and replace the methods in which they differ. A Kind is a comparable value: equal definitions have equal kinds.
+// Kind is the arithmetic of one kind of limit on one row. Token buckets and fixed windows are Steps; Calendar, Sliding
+// and Concurrent embed Steps and replace the methods in which they differ. A Kind is a comparable value: equal
+// definitions have equal kinds.
 //
-// The terms are the terms in effect for one row. A State that another kind wrote has other Parts, or none. For every kind, its Value is
-// the number of tokens left at TS. No method changes the Parts of the state that it is given.
+// The terms are the terms in effect for one row. A State that another kind wrote has other Parts, or none. For every
+// kind, its Value is the number of tokens left at TS. No method changes the Parts of the state that it is given.
 type Kind interface {
 	// Tokens returns the tokens that the row holds at now. Negative tokens are owed by reservations.
 	Tokens(t Terms, s State, now int64) float64
-	// Take returns the state after cost tokens are taken at now, if at least lowest remain. Otherwise it returns s and false.
+	// Take returns the state after cost tokens are taken at now, if at least lowest remain. Otherwise it returns s and
+	// false.
 	Take(t Terms, s State, now int64, cost, lowest float64) (State, bool)
 	// Wait returns how long it takes from now until Take succeeds, to the microsecond. The clock of s was fixed.
 	Wait(t Terms, s State, now int64, cost, lowest float64) time.Duration
@@ -21,13 +23,13 @@ type Kind interface {
 	FixClock(t Terms, s State, now int64) State
 	// Charge returns the state after amount was taken, even below zero. The clock of s was fixed.
 	Charge(t Terms, s State, now int64, amount float64) State
-	// Credit returns the state after amount was given back, up to the capacity or most, if that is higher. If the step of until is over, it
-	// gives nothing and returns false.
+	// Credit returns the state after amount was given back, up to the capacity or most, if that is higher. If the step of
+	// until is over, it gives nothing and returns false.
 	Credit(t Terms, s State, now int64, amount, most float64, until int64) (State, bool)
 	// Fill returns the state of a full bucket at now, after s, whatever its TS is.
 	Fill(t Terms, s State, now int64) State
-	// Enter returns the state at the instant at which the terms t take effect, after s under the terms before, of the same kind. The
-	// change is no Reset.
+	// Enter returns the state at the instant at which the terms t take effect, after s under the terms before, of the same
+	// kind. The change is no Reset.
 	Enter(t, before Terms, s State, from int64, change Change) State
 	// CreditUntil returns the begin of the last step in which tokens that were taken at an instant may be given back.
 	CreditUntil(t Terms, taken int64) int64
@@ -40,7 +42,8 @@ type Kind interface {
 	Owes() bool
 }
 
-// Statement is a group of statements of Postgres that decide on rows of some kinds as their methods do, to the last bit.
+// Statement is a group of statements of Postgres that decide on rows of some kinds as their methods do, to the last
+// bit.
 type Statement uint8
 
 const (
@@ -50,11 +53,12 @@ const (
 	SlotStatement                    // acquire_1
 )
 
-// Parts are the further numbers of a row besides Value and TS, for the kinds that need them. Parts of a State do not change, so states
-// can share them.
+// Parts are the further numbers of a row besides Value and TS, for the kinds that need them. Parts of a State do not
+// change, so states can share them.
 type Parts struct {
-	Taken  []float64 // SlidingWindow: see Sliding
-	Leases []int64   // Concurrency: the last fencing number, and then number, end and slots of each lease, if they were read
+	Taken []float64 // SlidingWindow: see Sliding
+	// Concurrency: the last fencing number, and then number, end and slots of each lease, if they were read
+	Leases []int64
 }
 
 // Equal reports whether the states are the same, with what their Parts hold.
@@ -65,5 +69,6 @@ func (s State) Equal(o State) bool {
 	if s.Parts == o.Parts {
 		return true
 	}
-	return s.Parts != nil && o.Parts != nil && slices.Equal(s.Parts.Taken, o.Parts.Taken) && slices.Equal(s.Parts.Leases, o.Parts.Leases)
+	return s.Parts != nil && o.Parts != nil && slices.Equal(s.Parts.Taken, o.Parts.Taken) &&
+		slices.Equal(s.Parts.Leases, o.Parts.Leases)
 }

@@ -5,9 +5,9 @@ import (
 	"slices"
 )
 
-// Page holds the rows of some buckets at one instant, and decides on calls, one after the other. All decisions in Go are made on a
-// Page: for rows in memory, and for a preview of rows in Postgres. A Page does no input or output: an engine puts the rows in
-// with Put, and gets the changes from Changes. It is for one goroutine at a time.
+// Page holds the rows of some buckets at one instant, and decides on calls, one after the other. All decisions in Go
+// are made on a Page: for rows in memory, and for a preview of rows in Postgres. A Page does no input or output: an
+// engine puts the rows in with Put, and gets the changes from Changes. It is for one goroutine at a time.
 type Page struct {
 	Now  int64 // the instant of the decisions
 	Rows []Ask // one for each row, in the order of locking, with the terms of that row
@@ -109,8 +109,8 @@ func (p *Page) Look(asks []Ask, room []Answer) []Answer {
 	return answers
 }
 
-// LookAt resets p to the rows of the asks, which were found in the order of locking, and returns what Look does. The asks get the terms in
-// effect at the instant of the answers.
+// LookAt resets p to the rows of the asks, which were found in the order of locking, and returns what Look does. The
+// asks get the terms in effect at the instant of the answers.
 func (p *Page) LookAt(asks []Ask, found, room []Answer) []Answer {
 	p.Reset(asks)
 	for i := range p.Rows {
@@ -122,9 +122,9 @@ func (p *Page) LookAt(asks []Ask, found, room []Answer) []Answer {
 	return p.Look(asks, room)
 }
 
-// Take decides on a call as if it came after all earlier calls on the page: it takes from all of the buckets, or from none. Either way it
-// brings rows back to the present that a wrong clock has left in the future. A call whose costs are all 0 changes nothing. The answers are
-// put into room if that has the capacity.
+// Take decides on a call as if it came after all earlier calls on the page: it takes from all of the buckets, or from
+// none. Either way it brings rows back to the present that a wrong clock has left in the future. A call whose costs are
+// all 0 changes nothing. The answers are put into room if that has the capacity.
 func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 	if AllCostless(asks) {
 		return p.Look(asks, room)
@@ -155,8 +155,8 @@ func (p *Page) Take(asks []Ask, room []Answer) []Answer {
 // Whenever is the instant of tokens that may be given back at any time.
 const Whenever = int64(math.MaxInt64)
 
-// CreditUntil returns the begin of the last step in which tokens may be given back to the bucket that were taken at an instant.
-// A Reset since then has given them back already.
+// CreditUntil returns the begin of the last step in which tokens may be given back to the bucket that were taken at an
+// instant. A Reset since then has given them back already.
 func (a *Ask) CreditUntil(taken int64) int64 {
 	switch {
 	case taken == Whenever:
@@ -167,8 +167,8 @@ func (a *Ask) CreditUntil(taken int64) int64 {
 	return a.Terms.Kind.CreditUntil(a.Terms, taken)
 }
 
-// Charge takes amount from a bucket, also if it has fewer tokens. A negative amount is given back, if the current step still takes back
-// tokens that were taken at an instant; see CreditUntil.
+// Charge takes amount from a bucket, also if it has fewer tokens. A negative amount is given back, if the current step
+// still takes back tokens that were taken at an instant; see CreditUntil.
 func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 	if amount == 0 {
 		return
@@ -183,14 +183,15 @@ func (p *Page) Charge(a *Ask, amount float64, taken int64) {
 		full := max(s.Value, a.Most)
 		s = State{Value: full, TS: min(t.Begin(p.Now), LongAgo), Capacity: full}
 	}
-	if after, given := t.Kind.Credit(*t, s, p.Now, -amount, a.Most, a.CreditUntil(taken)); given || !p.isNew(i) && !after.Equal(s) {
+	if after, given := t.Kind.Credit(*t, s, p.Now, -amount, a.Most, a.CreditUntil(taken)); given || !p.isNew(i) &&
+		!after.Equal(s) {
 		p.Set(a, after)
 	}
 }
 
 // ChargeUntil charges a bucket so much that it gives nothing before the instant until, unless it owes as much already.
-// It returns what it has charged, and the first instant at which it owes nothing, which is after until if it owed more, or gives its tokens in
-// steps.
+// It returns what it has charged, and the first instant at which it owes nothing, which is after until if it owed more,
+// or gives its tokens in steps.
 func (p *Page) ChargeUntil(a *Ask, until int64) (amounts []float64, end int64) {
 	t, unbounded := &a.Terms, a.Terms
 	unbounded.Capacity = math.MaxFloat64

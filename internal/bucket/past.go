@@ -1,6 +1,7 @@
 package bucket
 
-// Past is what decides on a row that was written before the terms held, for a server that knows only one policy at a time.
+// Past is what decides on a row that was written before the terms held, for a server that knows only one policy at a
+// time.
 type Past struct {
 	From   int64 // when the policy of the terms began
 	Passed int64 // steps that begin after the row and From, up to the begin of the span of the terms

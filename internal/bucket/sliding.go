@@ -5,20 +5,21 @@ import (
 	"time"
 )
 
-// MaxSlices bounds the slices of a sliding window: each is a number in every row. With so many slices and spareTotals, a row is still
-// shorter than the 2 kB from which on Postgres would compress it.
+// MaxSlices bounds the slices of a sliding window: each is a number in every row. With so many slices and spareTotals,
+// a row is still shorter than the 2 kB from which on Postgres would compress it.
 const MaxSlices = 128
 
 // Sliding is the Kind of a sliding window. Its Period is counted in slices, each a Step long:
 //
 //	tokens(now) = Capacity - tokens taken in the slice of now and in the Slices before it
 //
-// So a slice counts until all of it is more than a Period ago. Parts.Taken has the length of a slice in microseconds, the Value of
-// the row, and running totals of the tokens taken. The first total is up to now, the second up to the end of the slice before the
-// slice of TS, and so on backwards. The difference of two totals is the number of tokens that count, for any number of slices. A
-// decision inserts a total for each slice that has begun since, and changes only the first total. So Postgres logs only the front
-// of the row. So old totals stay for a while: a decision that finds more than spareTotals of them drops them. If totals have grown
-// to more than mostTotals times the Capacity, Go reduces them, so that they keep their precision.
+// So a slice counts until all of it is more than a Period ago. Parts.Taken has the length of a slice in microseconds,
+// the Value of the row, and running totals of the tokens taken. The first total is up to now, the second up to the end
+// of the slice before the slice of TS, and so on backwards. The difference of two totals is the number of tokens that
+// count, for any number of slices. A decision inserts a total for each slice that has begun since, and changes only the
+// first total. So Postgres logs only the front of the row. So old totals stay for a while: a decision that finds more
+// than spareTotals of them drops them. If totals have grown to more than mostTotals times the Capacity, Go reduces
+// them, so that they keep their precision.
 //
 // The first two numbers identify rows that other terms have written. If the slices have another length, each old slice
 // goes to the new slice that holds its end, so that it counts no shorter. A slice that has not ended goes to the slice
@@ -48,7 +49,8 @@ func (r Sliding) Tokens(t Terms, s State, now int64) float64 {
 	return r.left(t, totals)
 }
 
-// Wait implements Kind: until enough of the oldest slices have fallen out. It subtracts the same numbers as Take does then.
+// Wait implements Kind: until enough of the oldest slices have fallen out. It subtracts the same numbers as Take does
+// then.
 func (r Sliding) Wait(t Terms, s State, now int64, cost, lowest float64) time.Duration {
 	totals, ts := r.at(t, s, now)
 	switch {
@@ -88,9 +90,9 @@ func (r Sliding) Charge(t Terms, s State, now int64, amount float64) State {
 	return r.state(t, s, totals, ts)
 }
 
-// Credit implements Kind. With an until it gives back to the slice that began then; without, to the newest slices. A sliding window
-// has no reservations, so tokens that are ready later were taken under another kind. They count in the slice of TS until a sliding
-// window has written the row.
+// Credit implements Kind. With an until it gives back to the slice that began then; without, to the newest slices. A
+// sliding window has no reservations, so tokens that are ready later were taken under another kind. They count in the
+// slice of TS until a sliding window has written the row.
 func (r Sliding) Credit(t Terms, s State, now int64, amount, _ float64, until int64) (State, bool) {
 	s = t.FixClock(s, now)
 	totals, ts := r.at(t, s, now)
@@ -180,8 +182,8 @@ func (r Sliding) read(t Terms, s State, now int64) ([]float64, int64) {
 	return r.rebinned(t, slices.Clone(s.Parts.Taken[takenTotals:]), r.length(t, s), s.TS, max(s.TS, now))
 }
 
-// lowered returns smaller totals for totals that have grown large. Their differences stay the same to the last bit: it subtracts
-// a multiple of the precision of the largest total.
+// lowered returns smaller totals for totals that have grown large. Their differences stay the same to the last bit: it
+// subtracts a multiple of the precision of the largest total.
 func (r Sliding) lowered(totals []float64) []float64 {
 	by := r.base(totals, 0) + totals[0] - totals[0]
 	lowered := slices.Clone(totals[:r.needed(totals)])
@@ -191,8 +193,8 @@ func (r Sliding) lowered(totals []float64) []float64 {
 	return lowered
 }
 
-// shifted returns the totals at now, for totals up to the slice of ts. It has room for the total that a caller adds. It drops old
-// totals if there are too many.
+// shifted returns the totals at now, for totals up to the slice of ts. It has room for the total that a caller adds. It
+// drops old totals if there are too many.
 func (r Sliding) shifted(t Terms, totals []float64, ts, now int64) []float64 {
 	passed := max((t.step(now, 0)-t.step(ts, 0))/t.Step, 0)
 	if passed > int64(r.Slices) {
@@ -205,7 +207,8 @@ func (r Sliding) shifted(t Terms, totals []float64, ts, now int64) []float64 {
 	return append(slices.Repeat(totals[:1], int(passed)), totals...)
 }
 
-// base returns the total from which on tokens count after that many more slices. After more slices than there are, none count.
+// base returns the total from which on tokens count after that many more slices. After more slices than there are, none
+// count.
 func (r Sliding) base(totals []float64, passed int64) float64 {
 	return totals[min(int64(r.Slices)+1-passed, int64(len(totals))-1)]
 }
@@ -268,5 +271,8 @@ func (r Sliding) rebinned(t Terms, totals []float64, length, ts, latest int64) (
 // state returns the row after s with these totals. The first belongs to the slice of ts.
 func (r Sliding) state(t Terms, s State, totals []float64, ts int64) State {
 	value := r.left(t, totals)
-	return State{Value: value, TS: ts, Capacity: t.Capacity, Parts: s.parts(append([]float64{float64(t.Step), value}, totals...))}
+	return State{
+		Value: value, TS: ts, Capacity: t.Capacity,
+		Parts: s.parts(append([]float64{float64(t.Step), value}, totals...)),
+	}
 }

@@ -21,8 +21,8 @@ func slidingTerms(rate float64, step int64, n int32) bucket.Terms {
 	}
 }
 
-// exactWindow is a sliding window as a list of takes. Each entry counts while less than a Period has passed since the end of the
-// slice that it is in.
+// exactWindow is a sliding window as a list of takes. Each entry counts while less than a Period has passed since the
+// end of the slice that it is in.
 type exactWindow struct {
 	entries []exactTaking
 	ts      int64 // in the newest slice that was ever written
@@ -61,8 +61,8 @@ func (w exactWindow) since(first func(ts int64) int64) exactWindow {
 	return w
 }
 
-// keptBy returns the window without the entries that the row has dropped. An entry older than the period stays in a row for a
-// while, and counts again if the period grows.
+// keptBy returns the window without the entries that the row has dropped. An entry older than the period stays in a row
+// for a while, and counts again if the period grows.
 func (w exactWindow) keptBy(s bucket.State) exactWindow {
 	if s.Parts == nil {
 		return w
@@ -122,8 +122,8 @@ func drawSliding(src buckettest.Source) bucket.Terms {
 	return slidingTerms(buckettest.One(src, 1.0, 2, 4, 16, 64), buckettest.One[int64](src, 1, 3, 1000, 5000, 16_667, 1_000_000, 60_000_000), buckettest.One[int32](src, 1, 2, 10, 60, 128))
 }
 
-// TestSlidingWindowsAgreeWithTheExactModel compares random histories with the model. Clocks step back, rows are from wrong clocks,
-// and policies change, in the code and from an instant on.
+// TestSlidingWindowsAgreeWithTheExactModel compares random histories with the model. Clocks step back, rows are from
+// wrong clocks, and policies change, in the code and from an instant on.
 func TestSlidingWindowsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
@@ -300,7 +300,8 @@ const second = int64(1_000_000)
 // tenInAMinute gives ten in any minute, and counts in slices of ten seconds.
 var tenInAMinute = slidingTerms(10, 10*second, 6)
 
-// After another kind of limit, or an older program, the tokens missing to the capacity count as taken in the slice of ts.
+// After another kind of limit, or an older program, the tokens missing to the capacity count as taken in the slice of
+// ts.
 func TestSlidingGoesOnFromTheValueOfAnotherKind(t *testing.T) {
 	t.Parallel()
 	slid, _ := buckettest.Take(tenInAMinute, tenInAMinute.Full(opening), opening, 2, 0)
@@ -342,8 +343,8 @@ func TestSlidingCreditsAcrossAChange(t *testing.T) {
 	require.InDelta(t, 6, buckettest.Tokens(terms, s, from+second), 0.01)
 }
 
-// Tokens reserved under another kind in the code, and not ready when the kind changed, can be returned until a sliding window has
-// written the row.
+// Tokens reserved under another kind in the code, and not ready when the kind changed, can be returned until a sliding
+// window has written the row.
 func TestSlidingCreditsTokensReservedByAnotherKind(t *testing.T) {
 	t.Parallel()
 	const hour = 3600 * second

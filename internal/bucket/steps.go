@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Steps is the Kind of token buckets and fixed windows: Rate tokens arrive each period, in Steps equal parts. A fixed window's step is its
-// period, a token bucket's is a microsecond, and that is all the difference between the two.
+// Steps is the Kind of token buckets and fixed windows: Rate tokens arrive each period, in Steps equal parts. A fixed
+// window's step is its period, a token bucket's is a microsecond, and that is all the difference between the two.
 //
 //	tokens(now) = min(Capacity, Value + n * Rate / Steps)
 //	n           = steps begun after TS and up to now
@@ -83,8 +83,8 @@ func (k Steps) Charge(t Terms, s State, now int64, amount float64) State {
 	return k.written(&t, s, now, tokens-amount, t.capacity(s, now, tokens))
 }
 
-// Credit implements Kind. TS does not change. At each later instant Value + amount gives the same tokens as if the arrived tokens
-// were added first, because both are bounded by the capacity then.
+// Credit implements Kind. TS does not change. At each later instant Value + amount gives the same tokens as if the
+// arrived tokens were added first, because both are bounded by the capacity then.
 func (Steps) Credit(t Terms, s State, now int64, amount, most float64, until int64) (State, bool) {
 	if t.Begin(now) > until {
 		return s, false
@@ -110,8 +110,8 @@ func (Steps) Enter(t, before Terms, s State, from int64, change Change) State {
 	return entered
 }
 
-// CreditUntil implements Kind: the window of the instant, because the next window has its own tokens. A token bucket takes tokens back at
-// any time.
+// CreditUntil implements Kind: the window of the instant, because the next window has its own tokens. A token bucket
+// takes tokens back at any time.
 func (Steps) CreditUntil(t Terms, taken int64) int64 {
 	if t.Step <= 1 {
 		return math.MaxInt64
@@ -137,17 +137,17 @@ func (Steps) Pruning(t Terms) Terms {
 // Owes implements Kind.
 func (Steps) Owes() bool { return true }
 
-// fullAfter returns terms that fill a row exactly one step after its TS, for any number of tokens owed. The step has that many
-// microseconds.
+// fullAfter returns terms that fill a row exactly one step after its TS, for any number of tokens owed. The step has
+// that many microseconds.
 func fullAfter(idle int64, t Terms) Terms {
 	t.Step, t.Steps, t.Kind = idle, 1, Steps{}
 	t.Capacity, t.Rate = 1e100, 1e101
 	return t
 }
 
-// first returns the smallest n in [1, limit] for which ok holds, or limit when there is none. ok must not turn false again as n
-// grows. It looks around estimate first, and doubles the radius until the answer is bracketed. So an estimate that is off by a
-// rounding costs only a few calls.
+// first returns the smallest n in [1, limit] for which ok holds, or limit when there is none. ok must not turn false
+// again as n grows. It looks around estimate first, and doubles the radius until the answer is bracketed. So an
+// estimate that is off by a rounding costs only a few calls.
 func first(estimate, limit int64, ok func(int64) bool) int64 {
 	estimate = min(max(estimate, 1), limit)
 	low, high := estimate-1, estimate

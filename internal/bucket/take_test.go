@@ -97,7 +97,8 @@ func (rows table) take(asks []bucket.Ask, now int64) []bucket.Answer {
 	return answers
 }
 
-// TestAWrongClock promises that what a clock did that was ahead delays tokens by at most a period and a minute, and that a reset ends it.
+// TestAWrongClock promises that what a clock did that was ahead delays tokens by at most a period and a minute, and
+// that a reset ends it.
 func TestAWrongClock(t *testing.T) {
 	t.Parallel()
 	months := &listed{}
@@ -183,7 +184,8 @@ func TestWaitOfARowThatNeverRecovers(t *testing.T) {
 	require.Equal(t, longest, buckettest.Wait(slow, bucket.State{Value: -91, TS: slow.Begin(opening)}, opening, 7, 0))
 }
 
-// TestWithin promises that an ask with a Within is refused if the bucket would owe for longer, and allowed after the wait.
+// TestWithin promises that an ask with a Within is refused if the bucket would owe for longer, and allowed after the
+// wait.
 func TestWithin(t *testing.T) {
 	t.Parallel()
 	window, tokens := buckettest.FixedWindow(2, 24*time.Hour, 2, opening), buckettest.TokenBucket(3, time.Second, 3)
@@ -292,7 +294,8 @@ func TestAResetGivesTokensBackOnce(t *testing.T) {
 	}
 }
 
-// By the clock of the call its limit has slots, or tokens. It stays so by the clock of the row, whose policy it otherwise follows.
+// By the clock of the call its limit has slots, or tokens. It stays so by the clock of the row, whose policy it
+// otherwise follows.
 func TestACallForSlotsStaysOne(t *testing.T) {
 	t.Parallel()
 	slots := bucket.Terms{Capacity: 3, Rate: 3, Steps: 1, Step: day, Kind: bucket.Concurrent{Lease: day}}

@@ -22,12 +22,12 @@ const (
 	MinInstant = int64(-62135596800000000)
 	MaxInstant = int64(253402300799999999)
 
-	// LongAgo is the start of 1900, in microseconds since 1970. Under all terms, a bucket that was used then is full now. Numbers of
-	// JavaScript still hold the microseconds since.
+	// LongAgo is the start of 1900, in microseconds since 1970. Under all terms, a bucket that was used then is full now.
+	// Numbers of JavaScript still hold the microseconds since.
 	LongAgo = int64(-2208988800000000)
 
-	// ClockTolerance is how far ts may be ahead of now before it is taken for the mark of a wrong clock. It must exceed any wait for a
-	// row lock, because a statement that waited may find a row that is newer than its now.
+	// ClockTolerance is how far ts may be ahead of now before it is taken for the mark of a wrong clock. It must exceed
+	// any wait for a row lock, because a statement that waited may find a row that is newer than its now.
 	ClockTolerance = time.Minute
 )
 

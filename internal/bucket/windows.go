@@ -22,11 +22,11 @@ const (
 	longer = 4 * 24 * 3600 * 1e6
 )
 
-// On returns the terms with the Step and the Phase of an instant, and the span in which these are as exact as the Windows.
-// Another era may be in effect at the instant: see At.
+// On returns the terms with the Step and the Phase of an instant, and the span in which these are as exact as the
+// Windows. Another era may be in effect at the instant: see At.
 //
-// Three begins are enough: of the window before, of this one and of the next. In steps of the length of the one before, the
-// span begins with that, and ends with this one. Only if this one is longer, its rest has a span of its own.
+// Three begins are enough: of the window before, of this one and of the next. In steps of the length of the one before,
+// the span begins with that, and ends with this one. Only if this one is longer, its rest has a span of its own.
 func (t Terms) On(at int64) Terms {
 	if t.covers(at) {
 		return t
@@ -45,8 +45,8 @@ func (t Terms) On(at int64) Terms {
 	return t
 }
 
-// Within returns how far after an instant a server that knows only Step and Phase counts the steps that begin up to a wait after it. Of windows
-// whose lengths differ these are as many at all instants from first to last.
+// Within returns how far after an instant a server that knows only Step and Phase counts the steps that begin up to a
+// wait after it. Of windows whose lengths differ these are as many at all instants from first to last.
 func (t *Terms) Within(wait time.Duration, now int64) (us, first, last int64) {
 	if us = wait.Microseconds(); t.Windows == nil {
 		return us, 0, 0
@@ -70,8 +70,8 @@ func (t *Terms) NextWindows() (begins []int64) {
 	return begins
 }
 
-// step returns the begin of the n-th step after the step of an instant. For instants before the first step it counts from
-// that.
+// step returns the begin of the n-th step after the step of an instant. For instants before the first step it counts
+// from that.
 func (t *Terms) step(at, n int64) int64 {
 	if t.covers(at) {
 		if begin := t.Phase + (at-t.Phase)/t.Step*t.Step + n*t.Step; t.covers(begin) {
@@ -81,8 +81,8 @@ func (t *Terms) step(at, n int64) int64 {
 	return t.Windows.Begin(t.Windows.Index(at) + n)
 }
 
-// between returns how many steps begin after one instant and up to another. An instant inside a step counts as its begin,
-// and a step that an era cut begins with the era.
+// between returns how many steps begin after one instant and up to another. An instant inside a step counts as its
+// begin, and a step that an era cut begins with the era.
 func (t *Terms) between(from, until int64) int64 {
 	if t.covers(from) && t.covers(until) {
 		return (max(t.Begin(until)-from, 0) + t.Step - 1) / t.Step

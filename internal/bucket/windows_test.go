@@ -30,8 +30,8 @@ func (l *listed) Index(at int64) int64 {
 
 func (*listed) String() string { return "" }
 
-// drawWindows draws an era of days, weeks, months, quarters or years, which begin at midnight by package time. Midnight exists once on each
-// day of the zones.
+// drawWindows draws an era of days, weeks, months, quarters or years, which begin at midnight by package time. Midnight
+// exists once on each day of the zones.
 func drawWindows(t *testing.T, r *rand.Rand, from int64, change bucket.Change) (bucket.Era, []int64) {
 	t.Helper()
 	zones := []string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Antarctica/Troll", "Asia/Kathmandu"}
@@ -59,7 +59,8 @@ func drawWindows(t *testing.T, r *rand.Rand, from int64, change bucket.Change) (
 	}}, begins
 }
 
-// windowEras are the policies of a limit, each of which takes the place of another at an instant, or at the begin of a window.
+// windowEras are the policies of a limit, each of which takes the place of another at an instant, or at the begin of a
+// window.
 type windowEras struct {
 	list   []bucket.Era
 	begins [][]int64
@@ -82,8 +83,8 @@ func (e windowEras) exactly() buckettest.ExactEras {
 	return buckettest.ExactlyEras(e.list, e.begins...)
 }
 
-// next moves the clock: a little, to the next change or beside it, over several, or back. A clock that is wrong by days is drawn where no era
-// begins.
+// next moves the clock: a little, to the next change or beside it, over several, or back. A clock that is wrong by days
+// is drawn where no era begins.
 func (e windowEras) next(r *rand.Rand, era int, now int64) int64 {
 	next := now
 	switch r.IntN(8) {

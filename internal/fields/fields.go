@@ -1,5 +1,5 @@
-// Package fields decodes JSON objects strictly. An unknown field, a repeated field, and a value of another type are errors that
-// name the field and say what to write.
+// Package fields decodes JSON objects strictly. An unknown field, a repeated field, and a value of another type are
+// errors that name the field and say what to write.
 package fields
 
 import (
@@ -69,7 +69,8 @@ func Parse(data []byte) (Object, error) {
 	return object, nil
 }
 
-// Decode decodes all fields of the object into the struct that into points to. The argument what names the object in an error.
+// Decode decodes all fields of the object into the struct that into points to. The argument what names the object in an
+// error.
 func (o Object) Decode(into any, what string) error {
 	names, err := o.Take(into)
 	if err != nil {

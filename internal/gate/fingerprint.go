@@ -26,7 +26,8 @@ func FingerprintOf(secret []byte) string {
 		return NoSecret
 	}
 	mac := hmac.New(sha256.New, secret)
-	mac.Write([]byte("pgratelimit: the fingerprint of HashKey")) // without the NUL that is in every text that a Limiter hashes
+	// without the NUL that is in every text that a Limiter hashes
+	mac.Write([]byte("pgratelimit: the fingerprint of HashKey"))
 	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
 }
 
@@ -39,8 +40,8 @@ type way struct {
 	direct bool            // whether the connection was made to the process of the server that ran the statement
 }
 
-// runAtOnce makes pgx send a statement with its parameters in one message, in any mode of the connection: it works behind
-// any pooler.
+// runAtOnce makes pgx send a statement with its parameters in one message, in any mode of the connection: it works
+// behind any pooler.
 const runAtOnce = pgx.QueryExecModeExec
 
 // hidden returns the expression for the tables of which row level security may hide rows. It finds the schema by the
@@ -50,13 +51,14 @@ func hidden() string {
 	WHERE b.oid = pg_catalog.to_regclass($1::text))`, "current_user", "buckets", "leases", "reservations", "fingerprint")
 }
 
-// look returns the fingerprint that is stored, or "", and the connection path by which it read that. The store learns how the tables are laid out.
-// An engine that is not Postgres stores own, unless that is "", if it has no fingerprint.
+// look returns the fingerprint that is stored, or "", and the connection path by which it read that. The store learns
+// how the tables are laid out. An engine that is not Postgres stores own, unless that is "", if it has no fingerprint.
 func look(ctx context.Context, u *store.Unit, own string) (stored string, by way, err error) {
 	if memory, ok := u.Engine().(interface{ Fingerprint(own string) string }); ok {
 		return memory.Fingerprint(own), by, nil
 	}
-	rows, err := u.Conn().Query(ctx, strings.ReplaceAll(u.Statement(files, "fingerprint_read"), "$hidden", hidden()), runAtOnce, u.Table())
+	rows, err := u.Conn().Query(ctx, strings.ReplaceAll(u.Statement(files, "fingerprint_read"), "$hidden", hidden()),
+		runAtOnce, u.Table())
 	if err != nil {
 		return "", by, err
 	}
@@ -113,14 +115,17 @@ func checkDigits(digits int, config *pgx.ConnConfig) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("%w: extra_float_digits is %d on the connection, which reads numbers as texts (%s); run ALTER ROLE name SET extra_float_digits = 1, "+
+	return fmt.Errorf("%w: extra_float_digits is %d on the connection, which reads numbers as texts (%s); run ALTER "+
+		"ROLE name SET extra_float_digits = 1, "+
 		"and connect again, or with pgx set default_query_exec_mode=cache_describe", ErrDigits, digits, how)
 }
 
-// lookAndStore returns the fingerprint that is stored, and stores own if there is none. It first reads, so that most programs write nothing, and it
-// stores nothing if judge returns an error for the connection path. It always stores at READ COMMITTED: no transaction
-// that looked at SERIALIZABLE loses against it. s is a session on the pool.
-func lookAndStore(ctx context.Context, s *store.Session, verb, own string, judge func(way) error) (stored string, err error) {
+// lookAndStore returns the fingerprint that is stored, and stores own if there is none. It first reads, so that most
+// programs write nothing, and it stores nothing if judge returns an error for the connection path. It always stores at
+// READ COMMITTED: no transaction that looked at SERIALIZABLE loses against it. s is a session on the pool.
+func lookAndStore(ctx context.Context, s *store.Session, verb, own string,
+	judge func(way) error,
+) (stored string, err error) {
 	var by way
 	err = s.Change(ctx, verb, func(ctx context.Context, s *store.Session) (err error) {
 		stored, by, err = look(ctx, &s.Unit, own)

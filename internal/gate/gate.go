@@ -1,5 +1,5 @@
-// Package gate makes two checks before a limiter sends its first statements: the keys in the tables are stored under its secret,
-// and prepared statements are not lost on the path to the server.
+// Package gate makes two checks before a limiter sends its first statements: the keys in the tables are stored under
+// its secret, and prepared statements are not lost on the path to the server.
 package gate
 
 import (
@@ -24,12 +24,13 @@ type Options struct {
 	ErrPoolerMode error // what calls get if statements get lost
 }
 
-// Gate is what a limiter knows of the secret under which the keys in the tables are stored, and of the way to its server. Two programs
-// with different secrets would each have buckets of their own, and every limit would be twice as large.
+// Gate is what a limiter knows of the secret under which the keys in the tables are stored, and of the way to its
+// server. Two programs with different secrets would each have buckets of their own, and every limit would be twice as
+// large.
 //
-// Once agreed is true it stays so until a call finds a table missing, and a call pays for one look at it. Until then each call compares: a
-// call on the pool that writes stores the fingerprint when there is none. A call that only looks, and one in a transaction, reads it, and
-// goes on when there is none.
+// Once agreed is true it stays so until a call finds a table missing, and a call pays for one look at it. Until then
+// each call compares: a call on the pool that writes stores the fingerprint when there is none. A call that only looks,
+// and one in a transaction, reads it, and goes on when there is none.
 type Gate struct {
 	options Options
 	path    *path
@@ -41,7 +42,10 @@ type Gate struct {
 
 // New returns a Gate that has checked nothing yet.
 func New(options Options) *Gate {
-	return &Gate{options: options, path: newPath(options.ErrPoolerMode), own: FingerprintOf(options.Secret), turn: make(chan struct{}, 1)}
+	return &Gate{
+		options: options, path: newPath(options.ErrPoolerMode), own: FingerprintOf(options.Secret),
+		turn: make(chan struct{}, 1),
+	}
 }
 
 // Call is what a Gate has to know of a call.
@@ -59,7 +63,8 @@ func (g *Gate) IsOpen(s *store.Session, keyed bool) bool {
 // isUsable reports whether statements are known not to get lost.
 func (p *path) isUsable(inTx bool) bool { return p.pools.Load() || inTx && p.txs.Load() }
 
-// Pass returns an error when the call must not be sent. With the first calls the store learns how the tables are laid out.
+// Pass returns an error when the call must not be sent. With the first calls the store learns how the tables are laid
+// out.
 func (g *Gate) Pass(ctx context.Context, s *store.Session, c Call) error {
 	if c.Keyed {
 		if err := g.compare(ctx, s, c); err != nil {
@@ -79,8 +84,8 @@ func (g *Gate) Pass(ctx context.Context, s *store.Session, c Call) error {
 // Forget makes the next call compare the fingerprint again: new tables may have another secret.
 func (g *Gate) Forget() { g.agreed.Store(false) }
 
-// compare returns ErrMismatch when the keys in the tables are stored under another secret. Calls on the pool wait for the comparison of
-// another one. A call in a transaction does not: that one may wait for its connection.
+// compare returns ErrMismatch when the keys in the tables are stored under another secret. Calls on the pool wait for
+// the comparison of another one. A call in a transaction does not: that one may wait for its connection.
 func (g *Gate) compare(ctx context.Context, s *store.Session, c Call) error {
 	if g.isCompared(s, c) {
 		return nil
@@ -99,14 +104,15 @@ func (g *Gate) compare(ctx context.Context, s *store.Session, c Call) error {
 	return g.judge(g.read(ctx, s, c))
 }
 
-// isCompared reports whether the secrets are the same, or a call that stores nothing need not look, as there was no fingerprint a moment ago.
+// isCompared reports whether the secrets are the same, or a call that stores nothing need not look, as there was no
+// fingerprint a moment ago.
 func (g *Gate) isCompared(s *store.Session, c Call) bool {
 	at := g.absent.Load()
 	return g.agreed.Load() || (c.Looks || !s.IsOnPool()) && at != nil && time.Since(*at) < lookAgain
 }
 
-// read returns the fingerprint in the tables, if statements do not get lost on the way to the server. A call that may write stores it
-// when there is none.
+// read returns the fingerprint in the tables, if statements do not get lost on the way to the server. A call that may
+// write stores it when there is none.
 func (g *Gate) read(ctx context.Context, s *store.Session, c Call) (string, error) {
 	judge := func(by way) error { return g.path.judge(ctx, !s.IsOnPool(), by) }
 	if !c.Looks && s.IsOnPool() {
@@ -144,6 +150,7 @@ func (g *Gate) mismatch(stored string) error {
 	case g.own == NoSecret:
 		differs = "the keys are stored under a secret; set Config.HashKey to the one that the other programs have"
 	}
-	return fmt.Errorf("%w: schema %q: %s; or, to begin anew with full buckets, stop the other programs and run DELETE FROM %s",
+	return fmt.Errorf("%w: schema %q: %s; or, to begin anew with full buckets, stop the other programs and run DELETE "+
+		"FROM %s",
 		g.options.ErrMismatch, g.options.Schema, differs, pgx.Identifier{g.options.Schema, "fingerprint"}.Sanitize())
 }

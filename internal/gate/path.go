@@ -20,15 +20,16 @@ const (
 	maxExamined = 3
 )
 
-// path caches whether prepared statements of a limiter's connections get lost on the path to its server, as behind a pooler in
-// transaction mode.
+// path caches whether prepared statements of a limiter's connections get lost on the path to its server, as behind a
+// pooler in transaction mode.
 //
-// Once a path is known to work, it stays so, and a call pays one check for it. Until then each call looks at its path to the
-// server, before it sends anything else. Usually the query of the fingerprint answers this. Connections that prepare nothing work
-// behind any pooler. Without a pooler, the server process of the connection runs the statement. Only otherwise the limiter tests,
-// on two connections of their own, whether statements get lost.
+// Once a path is known to work, it stays so, and a call pays one check for it. Until then each call looks at its path
+// to the server, before it sends anything else. Usually the query of the fingerprint answers this. Connections that
+// prepare nothing work behind any pooler. Without a pooler, the server process of the connection runs the statement.
+// Only otherwise the limiter tests, on two connections of their own, whether statements get lost.
 //
-// The result for the pool holds for transactions, too. The result for a transaction, maybe of another pool, holds only for these.
+// The result for the pool holds for transactions, too. The result for a transaction, maybe of another pool, holds only
+// for these.
 type path struct {
 	errLost    error
 	pools, txs atomic.Bool // whether the way of calls on the pool, and of those in transactions, does
@@ -118,6 +119,7 @@ func examine(ctx context.Context, config *pgx.ConnConfig) (loses bool, err error
 }
 
 func (p *path) lostBy(mode pgx.QueryExecMode) error {
-	return fmt.Errorf("%w: queries are run as prepared statements (%s), and behind a pooler in transaction mode, such as PgBouncer, these get lost; %s",
+	return fmt.Errorf("%w: queries are run as prepared statements (%s), and behind a pooler in transaction mode, such "+
+		"as PgBouncer, these get lost; %s",
 		p.errLost, pooler.Mode(mode), pooler.Advice(mode))
 }

@@ -27,9 +27,9 @@ type Leaving struct {
 	last time.Time
 }
 
-// Leave closes read-only connections of the pool. The pool then opens others: to the new primary, if the connection string asks for
-// a primary. It takes connections as every call does, by beginning a transaction, and stops at the first that may write: it only
-// closes idle connections. A search that comes too soon after another does nothing.
+// Leave closes read-only connections of the pool. The pool then opens others: to the new primary, if the connection
+// string asks for a primary. It takes connections as every call does, by beginning a transaction, and stops at the
+// first that may write: it only closes idle connections. A search that comes too soon after another does nothing.
 func (w *Leaving) Leave(ctx context.Context, pool *pgxpool.Pool) {
 	if !w.mu.TryLock() {
 		return

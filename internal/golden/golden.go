@@ -27,9 +27,11 @@ func Equal(t testing.TB, name, text string) {
 		return
 	}
 	want, err := os.ReadFile(path)
-	require.NoError(t, err, "To write the file, run this in the directory of the package: go test -run '^%s$' -update", t.Name())
+	require.NoError(t, err, "To write the file, run this in the directory of the package: go test -run '^%s$' -update",
+		t.Name())
 	if difference := firstDifference(string(want), text); difference != "" {
-		require.Fail(t, path+difference, "Users see this text. If you want the change, run this in the directory of the package: go test -run '^%s$' -update", t.Name())
+		require.Fail(t, path+difference, "Users see this text. If you want the change, run this in the directory of the "+
+			"package: go test -run '^%s$' -update", t.Name())
 	}
 }
 
@@ -49,8 +51,8 @@ func firstDifference(want, got string) string {
 	return ""
 }
 
-// Directory fails t unless the directory testdata/name has exactly these texts, by the names of their files. With -update it writes
-// the files, and removes all others.
+// Directory fails t unless the directory testdata/name has exactly these texts, by the names of their files. With
+// -update it writes the files, and removes all others.
 func Directory(t testing.TB, name string, texts map[string]string) {
 	t.Helper()
 	for _, file := range slices.Sorted(maps.Keys(texts)) {

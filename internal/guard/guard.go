@@ -1,5 +1,5 @@
-// Package guard is the common part of guards in front of handlers, for HTTP and for RPC: the names of results, and the meaning of
-// the core's errors for a request.
+// Package guard is the common part of guards in front of handlers, for HTTP and for RPC: the names of results, and the
+// meaning of the core's errors for a request.
 package guard
 
 import (
@@ -88,10 +88,11 @@ func Ended(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// IsEnforced reports whether at least one of the requests is for a limit in the mode On. Otherwise no failure turns a request away.
-// A call without requests is a mistake, and is turned away.
+// IsEnforced reports whether at least one of the requests is for a limit in the mode On. Otherwise no failure turns a
+// request away. A call without requests is a mistake, and is turned away.
 func IsEnforced(limiter *ratelimit.Limiter, requests []ratelimit.Request) bool {
-	return len(requests) == 0 || slices.ContainsFunc(requests, func(r ratelimit.Request) bool { return limiter.Mode(r) == ratelimit.On })
+	return len(requests) == 0 || slices.ContainsFunc(requests,
+		func(r ratelimit.Request) bool { return limiter.Mode(r) == ratelimit.On })
 }
 
 // IsMisuse reports whether err says that the program asked for what cannot be.

@@ -26,7 +26,9 @@ func Take(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.
 	return lease, err
 }
 
-func take(ctx context.Context, limiter *ratelimit.Limiter, held bool, requests []ratelimit.Request) (ratelimit.Lease, error) {
+func take(ctx context.Context, limiter *ratelimit.Limiter, held bool,
+	requests []ratelimit.Request,
+) (ratelimit.Lease, error) {
 	if held {
 		return limiter.Acquire(rulekind.Follow(ctx), requests...)
 	}
@@ -48,16 +50,19 @@ func isAnyHeld(limiter *ratelimit.Limiter, requests []ratelimit.Request) bool {
 	return false
 }
 
-// releaseShare is the share of the time for a decision that the end of a handler waits at most for its slot to be free. A client
-// with as many requests in progress as slots would be refused its next request if it had its answer before the release. Of two
-// clients in two slots that send one request after the other, 70 to 90 of 100 requests were refused. The bound keeps the wait short
-// if the database does not answer.
+// releaseShare is the share of the time for a decision that the end of a handler waits at most for its slot to be free.
+// A client with as many requests in progress as slots would be refused its next request if it had its answer before the
+// release. Of two clients in two slots that send one request after the other, 70 to 90 of 100 requests were refused.
+// The bound keeps the wait short if the database does not answer.
 const releaseShare = 10
 
-// Hold keeps the lease for a handler. The context for it is ctx if no slot of an enforced limit is held. Otherwise the context ends
-// when the lease is lost. Call release when the handler has returned or panicked. It returns an error if the lease was lost. It
-// waits a tenth of timeout for its slot to be free, passes on a panic of a hook within that time, and drops a later one.
-func Hold(ctx context.Context, limiter *ratelimit.Limiter, lease ratelimit.Lease, timeout time.Duration) (held context.Context, release func() error) {
+// Hold keeps the lease for a handler. The context for it is ctx if no slot of an enforced limit is held. Otherwise the
+// context ends when the lease is lost. Call release when the handler has returned or panicked. It returns an error if
+// the lease was lost. It waits a tenth of timeout for its slot to be free, passes on a panic of a hook within that
+// time, and drops a later one.
+func Hold(ctx context.Context, limiter *ratelimit.Limiter, lease ratelimit.Lease,
+	timeout time.Duration,
+) (held context.Context, release func() error) {
 	if lease.ID == "" {
 		return ctx, func() error { return nil }
 	}
@@ -81,15 +86,16 @@ func Hold(ctx context.Context, limiter *ratelimit.Limiter, lease ratelimit.Lease
 			}
 		case <-timer.C:
 		}
-		if lost := context.Cause(kept); errors.Is(lost, ratelimit.ErrLeaseLost) && !errors.Is(context.Cause(ctx), ratelimit.ErrLeaseLost) {
+		if lost := context.Cause(kept); errors.Is(lost, ratelimit.ErrLeaseLost) &&
+			!errors.Is(context.Cause(ctx), ratelimit.ErrLeaseLost) {
 			return lost // and not because a guard around this one has lost its own
 		}
 		return nil
 	}
 }
 
-// Held returns the name of the limit whose slots are held, and whether it is enforced. Of several limits it returns the first one,
-// and an enforced one before others.
+// Held returns the name of the limit whose slots are held, and whether it is enforced. Of several limits it returns the
+// first one, and an enforced one before others.
 func Held(d ratelimit.Decision) (limit string, enforced bool) {
 	for i := range d.States {
 		s := &d.States[i]

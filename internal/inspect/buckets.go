@@ -36,8 +36,8 @@ type Lease struct {
 	Fence int64 `json:"fence"`
 	// Slots is how many it holds.
 	Slots int `json:"slots"`
-	// Since is when it was taken, by its fencing token. It was earlier if another lease was taken in the same microsecond, or if the
-	// clock had stepped back.
+	// Since is when it was taken, by its fencing token. It was earlier if another lease was taken in the same microsecond,
+	// or if the clock had stepped back.
 	Since time.Time `json:"since"`
 	// Until is when it ends, on the database's clock.
 	Until time.Time `json:"until"`
@@ -59,7 +59,10 @@ func (b Bucket) Held(at time.Time) (held []Lease) {
 // leasesOf returns the leases in a row's column: the last fencing number, and then number, end and slots of each.
 func leasesOf(column []int64) (leases []Lease) {
 	for i := 3; i < len(column); i += 3 {
-		leases = append(leases, Lease{Fence: column[i-2], Since: instant(column[i-2]), Until: instant(column[i-1]), Slots: int(column[i])})
+		leases = append(leases, Lease{
+			Fence: column[i-2], Since: instant(column[i-2]), Until: instant(column[i-1]),
+			Slots: int(column[i]),
+		})
 	}
 	return leases
 }
@@ -78,8 +81,8 @@ type BucketQuery struct {
 
 const defaultMost, maxMost = 50, 1000
 
-// Limits returns the sorted names of limits that have buckets, after a name. most is 1 to 1000; 0 means 50. A limit none of whose
-// buckets has a row is not among them: they are full.
+// Limits returns the sorted names of limits that have buckets, after a name. most is 1 to 1000; 0 means 50. A limit
+// none of whose buckets has a row is not among them: they are full.
 func (r *Reader) Limits(ctx context.Context, after string, most int) (names []string, err error) {
 	if err := checkName(after); err != nil {
 		return nil, err

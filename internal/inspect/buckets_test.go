@@ -221,8 +221,8 @@ func (f *fixture) owing(t *testing.T) (owing []inspect.Bucket, rows int) {
 	return owing, rows
 }
 
-// For any page size, a search finds each bucket that owes once, with all its rows, in order. It looks at a bounded number of rows, and
-// returns where it stopped, whether or not it found a bucket.
+// For any page size, a search finds each bucket that owes once, with all its rows, in order. It looks at a bounded
+// number of rows, and returns where it stopped, whether or not it found a bucket.
 func TestOwingByPages(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

@@ -1,5 +1,5 @@
-// Package inspect reads the tables for people: the limits, buckets that owe tokens, waiting reservations, refusals. Each query
-// reads a bounded number of rows, and returns where the next query continues. It makes no decisions.
+// Package inspect reads the tables for people: the limits, buckets that owe tokens, waiting reservations, refusals.
+// Each query reads a bounded number of rows, and returns where the next query continues. It makes no decisions.
 package inspect
 
 import (
@@ -69,9 +69,11 @@ func (r *Reader) Now(ctx context.Context) (time.Time, error) {
 	return instant(now[0]), nil
 }
 
-// collect returns the rows that a statement returns. The statement is planned each time, for its parameters. A generic plan
-// underestimates the minutes of an hour, or the buckets of a limit.
-func collect[T any](ctx context.Context, r *Reader, doing string, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+// collect returns the rows that a statement returns. The statement is planned each time, for its parameters. A generic
+// plan underestimates the minutes of an hour, or the buckets of a limit.
+func collect[T any](ctx context.Context, r *Reader, doing string, scan pgx.RowToFunc[T], sql string,
+	args ...any,
+) ([]T, error) {
 	if err := r.checkHidden(ctx); err != nil {
 		return nil, r.explain(doing, err)
 	}

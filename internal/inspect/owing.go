@@ -27,8 +27,8 @@ type Position struct {
 
 // Owing is the result of a search for buckets that owe tokens.
 type Owing struct {
-	// Buckets had a negative value at their last change, in one of their rows at least. They are in the order of their limits and
-	// keys. How many tokens have arrived since depends on the policy: project each bucket to now.
+	// Buckets had a negative value at their last change, in one of their rows at least. They are in the order of their
+	// limits and keys. How many tokens have arrived since depends on the policy: project each bucket to now.
 	Buckets []Bucket
 	// Next is where the next search continues. Nil: everything was looked at.
 	Next *Position
@@ -107,7 +107,8 @@ func (q *OwingQuery) from() (Position, error) {
 		return Position{}, err
 	}
 	if q.Limit != "" && q.After.Limit != q.Limit {
-		return Position{}, invalid("After is of limit %q, and the search of %q; use the Next of a search of that limit", q.After.Limit, q.Limit)
+		return Position{}, invalid("After is of limit %q, and the search of %q; use the Next of a search of that limit",
+			q.After.Limit, q.Limit)
 	}
 	return Position{Limit: q.After.Limit, Key: next(q.After.Key)}, nil
 }

@@ -32,13 +32,13 @@ type Minute struct {
 	Allowed int64 `json:"-"`
 }
 
-// How many rows a query looks at. By key there may be as many groups, which takes longer, and the sums of several limits are a part
-// of a page.
+// How many rows a query looks at. By key there may be as many groups, which takes longer, and the sums of several
+// limits are a part of a page.
 const lookRefusals, lookLimits, lookRefusedKeys = 1_000_000, 200_000, 150_000
 
-// Refusals returns the refusals by minute, in order, without empty minutes. It reads at most a million rows, the latest minutes
-// first, and for a key of a limit 200,000, but two hours in any case, because the index finds its rows. since is the beginning of the
-// minutes that it has read: query.Since or later.
+// Refusals returns the refusals by minute, in order, without empty minutes. It reads at most a million rows, the latest
+// minutes first, and for a key of a limit 200,000, but two hours in any case, because the index finds its rows. since
+// is the beginning of the minutes that it has read: query.Since or later.
 func (r *Reader) Refusals(ctx context.Context, query RefusalQuery) (minutes []Minute, since time.Time, err error) {
 	if err := query.check(); err != nil {
 		return nil, time.Time{}, err
@@ -53,7 +53,8 @@ func (r *Reader) Refusals(ctx context.Context, query RefusalQuery) (minutes []Mi
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	minutes, err = collect(ctx, r, "refusals", rowToMinute, r.sql.refusals, since, query.Until, query.Limit, query.Key, query.Shadow)
+	minutes, err = collect(ctx, r, "refusals", rowToMinute, r.sql.refusals, since, query.Until, query.Limit, query.Key,
+		query.Shadow)
 	return minutes, since, err
 }
 
@@ -66,8 +67,11 @@ type LimitMinute struct {
 	Shadow bool
 }
 
-// RefusalsByLimit is Refusals for several limits at once, including refusals in shadow mode and allowed requests. It reads at most 200,000 rows.
-func (r *Reader) RefusalsByLimit(ctx context.Context, limits []string, since, until time.Time) ([]LimitMinute, time.Time, error) {
+// RefusalsByLimit is Refusals for several limits at once, including refusals in shadow mode and allowed requests. It
+// reads at most 200,000 rows.
+func (r *Reader) RefusalsByLimit(ctx context.Context, limits []string, since,
+	until time.Time,
+) ([]LimitMinute, time.Time, error) {
 	for _, limit := range limits {
 		query := RefusalQuery{Limit: limit, Since: since, Until: until}
 		if err := query.check(); err != nil {
@@ -78,7 +82,9 @@ func (r *Reader) RefusalsByLimit(ctx context.Context, limits []string, since, un
 }
 
 // RefusalsOfKeys is RefusalsByLimit for some keys, in all limits.
-func (r *Reader) RefusalsOfKeys(ctx context.Context, keys []string, since, until time.Time) ([]LimitMinute, time.Time, error) {
+func (r *Reader) RefusalsOfKeys(ctx context.Context, keys []string, since,
+	until time.Time,
+) ([]LimitMinute, time.Time, error) {
 	query := RefusalQuery{Since: since, Until: until}
 	if err := query.check(); err != nil {
 		return nil, time.Time{}, err
@@ -86,12 +92,15 @@ func (r *Reader) RefusalsOfKeys(ctx context.Context, keys []string, since, until
 	return r.refusalsByLimit(ctx, nil, keys, since, until)
 }
 
-func (r *Reader) refusalsByLimit(ctx context.Context, limits, keys []string, since, until time.Time) ([]LimitMinute, time.Time, error) {
+func (r *Reader) refusalsByLimit(ctx context.Context, limits, keys []string, since,
+	until time.Time,
+) ([]LimitMinute, time.Time, error) {
 	seen, err := r.since(ctx, since, until, min(r.look.refusals, lookLimits))
 	if err != nil {
 		return nil, time.Time{}, err
 	}
-	minutes, err := collect(ctx, r, "refusals by limit", rowToLimitMinute, r.sql.refusalsByLimit, seen, until, limits, keys)
+	minutes, err := collect(ctx, r, "refusals by limit", rowToLimitMinute, r.sql.refusalsByLimit, seen, until, limits,
+		keys)
 	return minutes, seen, err
 }
 
@@ -119,10 +128,12 @@ func rowToMinute(row pgx.CollectableRow) (m Minute, err error) {
 	return m, err
 }
 
-// TopRefused returns the largest sums of refusals, the largest first. It reads at most a million rows, or 150,000 by key, the
-// latest minutes first. since is the beginning of the minutes that it has read: config.Since or later. The error wraps
-// ratelimit.ErrInvalidRequest when config cannot be answered.
-func (r *Reader) TopRefused(ctx context.Context, config refusals.TopConfig) (sums []refusals.Sum, since time.Time, err error) {
+// TopRefused returns the largest sums of refusals, the largest first. It reads at most a million rows, or 150,000 by
+// key, the latest minutes first. since is the beginning of the minutes that it has read: config.Since or later. The
+// error wraps ratelimit.ErrInvalidRequest when config cannot be answered.
+func (r *Reader) TopRefused(ctx context.Context,
+	config refusals.TopConfig,
+) (sums []refusals.Sum, since time.Time, err error) {
 	look := r.look.refusals
 	if config.By == refusals.ByKey {
 		look = r.look.refusedKeys
@@ -131,7 +142,9 @@ func (r *Reader) TopRefused(ctx context.Context, config refusals.TopConfig) (sum
 }
 
 // TopRefusedOf is TopRefused over at most that many rows, for a page that must load fast.
-func (r *Reader) TopRefusedOf(ctx context.Context, config refusals.TopConfig, look int) (sums []refusals.Sum, since time.Time, err error) {
+func (r *Reader) TopRefusedOf(ctx context.Context, config refusals.TopConfig,
+	look int,
+) (sums []refusals.Sum, since time.Time, err error) {
 	if err := config.Check(); err != nil {
 		return nil, time.Time{}, err
 	}
@@ -142,8 +155,8 @@ func (r *Reader) TopRefusedOf(ctx context.Context, config refusals.TopConfig, lo
 	return sums, config.Since, err
 }
 
-// since returns since, or the later instant from which on there are at most that many rows. Of a minute that has more by itself all
-// are looked at: a program writes some 11,000.
+// since returns since, or the later instant from which on there are at most that many rows. Of a minute that has more
+// by itself all are looked at: a program writes some 11,000.
 func (r *Reader) since(ctx context.Context, since, until time.Time, look int) (time.Time, error) {
 	var end *time.Time
 	if !until.IsZero() {

@@ -110,7 +110,8 @@ func TestRefusalsByLimit(t *testing.T) {
 	}, minutes)
 }
 
-// The plan of a key is the one that its last refusal or reservation tells, in any of its limits. Refusals by an override tell none.
+// The plan of a key is the one that its last refusal or reservation tells, in any of its limits. Refusals by an
+// override tell none.
 func TestSeen(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

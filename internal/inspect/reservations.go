@@ -30,8 +30,8 @@ type Reservation struct {
 	Items []Item `json:"items"`
 }
 
-// Life returns the stage of the reservation and its time: "waiting until" or "ready since" its ReadyAt, or "started" or "turn lost"
-// at an instant. For other stages it returns the State and the zero time.
+// Life returns the stage of the reservation and its time: "waiting until" or "ready since" its ReadyAt, or "started" or
+// "turn lost" at an instant. For other stages it returns the State and the zero time.
 func (r *Reservation) Life(now time.Time) (string, time.Time) {
 	switch {
 	case r.State != "open":
@@ -110,7 +110,8 @@ func (r *Reader) Reservations(ctx context.Context, query ReservationQuery) (Rese
 	if query.After != nil {
 		afterUs, afterID = query.After.ExpiresAt.UnixMicro(), query.After.ID
 	}
-	rows, err := collect(ctx, r, "reservations", rowToReservation, r.sql.reservations, afterUs, afterID, r.look.reservations,
+	rows, err := collect(ctx, r, "reservations", rowToReservation, r.sql.reservations, afterUs, afterID,
+		r.look.reservations,
 		query.State, query.Waiting, query.Limit, keys, most+1)
 	if err != nil || len(rows) == 0 {
 		return Reservations{}, err
@@ -180,7 +181,8 @@ func rowToReservation(row pgx.CollectableRow) (r reservationRow, err error) {
 	if plan != nil {
 		first.Plan = *plan
 	}
-	r.ReadyAt, r.StaleAt, r.StartedAt, r.ExpiresAt = instant(readyUs), optional(staleUs), optional(startedUs), instant(expiresUs)
+	r.ReadyAt, r.StaleAt, r.StartedAt, r.ExpiresAt = instant(readyUs), optional(staleUs), optional(startedUs),
+		instant(expiresUs)
 	r.Items = []Item{first}
 	if others == nil {
 		return r, nil

@@ -51,7 +51,8 @@ func TestReservation(t *testing.T) {
 	}
 }
 
-// Pages of any size, of any number of rows looked at, have each reservation that matches once, in the order of their ends.
+// Pages of any size, of any number of rows looked at, have each reservation that matches once, in the order of their
+// ends.
 func TestReservationsByPages(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

@@ -30,8 +30,8 @@ type SeenQuery struct {
 // BucketID names a bucket.
 type BucketID struct{ Limit, Key string }
 
-// Seen returns the plans of keys, as far as they are known. It reads at most 200,000 rows of refusals, the latest first, and the 25,000 reservations
-// that end last.
+// Seen returns the plans of keys, as far as they are known. It reads at most 200,000 rows of refusals, the latest
+// first, and the 25,000 reservations that end last.
 func (r *Reader) Seen(ctx context.Context, query SeenQuery) (map[BucketID]*Seen, error) {
 	for i := range query.Keys {
 		check := RefusalQuery{Limit: query.Limit, Key: &query.Keys[i], Since: query.Since, Until: query.Until}
@@ -43,7 +43,8 @@ func (r *Reader) Seen(ctx context.Context, query SeenQuery) (map[BucketID]*Seen,
 	if err != nil {
 		return nil, err
 	}
-	rows, err := collect(ctx, r, "plans", rowToSeen, r.sql.seen, query.Limit, query.Keys, since, query.Until, r.look.reservations)
+	rows, err := collect(ctx, r, "plans", rowToSeen, r.sql.seen, query.Limit, query.Keys, since, query.Until,
+		r.look.reservations)
 	seen := make(map[BucketID]*Seen, len(rows))
 	for _, s := range rows {
 		if other := seen[BucketID{s.Limit, s.Key}]; other != nil && other.At.After(s.At) {

@@ -52,8 +52,8 @@ func (f *fixture) put(t testing.TB, limit, key string, tokens ...float64) {
 		FROM unnest($3::float8[]) WITH ORDINALITY AS r (value, ord)`, limit, key, tokens, noon.UnixMicro())
 }
 
-// reserve writes a reservation of one token of each bucket, which ends after a while, and returns its ID. It is ready an hour
-// after that.
+// reserve writes a reservation of one token of each bucket, which ends after a while, and returns its ID. It is ready
+// an hour after that.
 func (f *fixture) reserve(t testing.TB, id, state string, after time.Duration, limits, keys []string) {
 	t.Helper()
 	f.exec(t, `INSERT INTO ratelimit.reservations
@@ -63,9 +63,9 @@ func (f *fixture) reserve(t testing.TB, id, state string, after time.Duration, l
 		id, state, noon.Add(after).UnixMicro(), limits, keys)
 }
 
-// seed writes buckets of a hundred limits, five of them with eight rows a bucket; one bucket in a thousand owes. It writes more reservations, so
-// that no version of Postgres prefers a sort of all rows to the index, and an hour of refusals with new keys each minute. With anew the tables
-// have no statistics.
+// seed writes buckets of a hundred limits, five of them with eight rows a bucket; one bucket in a thousand owes. It
+// writes more reservations, so that no version of Postgres prefers a sort of all rows to the index, and an hour of
+// refusals with new keys each minute. With anew the tables have no statistics.
 func (f *fixture) seed(t testing.TB, anew bool) {
 	t.Helper()
 	if anew {
@@ -96,8 +96,8 @@ func (f *fixture) seed(t testing.TB, anew bool) {
 // few is how many rows the queries read in a test of their plans, if their parameters do not say it.
 const few = 1000
 
-// fewRefusals is the number of rows of refusals that a query may read. It first counts the rows of the minutes, the last of which
-// exceeds the bound, and then reads them.
+// fewRefusals is the number of rows of refusals that a query may read. It first counts the rows of the minutes, the
+// last of which exceeds the bound, and then reads them.
 const fewRefusals = 2*few + refusedEachMinute + 3
 
 // refusedEachMinute is how many keys were refused in each minute of a test of the plans.
@@ -117,8 +117,8 @@ func errOf(results ...any) error {
 	return err
 }
 
-// queries are what a page asks of a database that seed has filled, and the slowest of each kind. A query for buckets reads each key, one key more,
-// and then the rows. A query for reservations sorts 64 or so at once.
+// queries are what a page asks of a database that seed has filled, and the slowest of each kind. A query for buckets
+// reads each key, one key more, and then the rows. A query for reservations sorts 64 or so at once.
 func queries() []query {
 	key, middle, hour := "key 7", "7fffffff", noon.Add(time.Hour)
 	buckets := func(name string, most, rows int, q inspect.BucketQuery) query {

@@ -60,6 +60,7 @@ func newStatements(schema string) statements {
 		reservations: in(reservationsSQL), reservation: in(reservationSQL),
 		refusals: in(refusalsSQL), refusalsSince: in(refusalsSinceSQL),
 		refusalsByLimit: in(refusalsByLimitSQL), upstream: in(upstreamSQL), seen: in(seenSQL), used: in(usedSQL),
-		hidden: "SELECT " + pgerr.Hidden("'"+strings.ReplaceAll(schema, "'", "''")+"'", "current_user", "buckets", "leases", "reservations", "refusals", "upstreams"),
+		hidden: "SELECT " + pgerr.Hidden("'"+strings.ReplaceAll(schema, "'", "''")+"'", "current_user", "buckets", "leases",
+			"reservations", "refusals", "upstreams"),
 	}
 }

@@ -7,8 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Upstream is what package adaptive knows of the upstream of a limit and a key. Only the programs know whether they hold
-// requests to it.
+// Upstream is what package adaptive knows of the upstream of a limit and a key. Only the programs know whether they
+// hold requests to it.
 type Upstream struct {
 	// Share is the share of the contract that the upstream accepts.
 	Share float64 `json:"share"`

@@ -17,8 +17,8 @@ type UsedQuery struct {
 	Look, Most int
 }
 
-// Used returns the buckets of which the largest part was used at their last change, among the first rows that it looks at. isCut reports
-// whether there may be others.
+// Used returns the buckets of which the largest part was used at their last change, among the first rows that it looks
+// at. isCut reports whether there may be others.
 func (r *Reader) Used(ctx context.Context, query UsedQuery) (found []Bucket, isCut bool, err error) {
 	if err := checkName(query.Limit); err != nil {
 		return nil, false, err

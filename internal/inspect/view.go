@@ -22,8 +22,8 @@ type View struct {
 	*Level
 	// OnPlans are the levels on no plan and on each plan, if Level is nil because the key's plan is not known.
 	OnPlans []PlanLevel `json:"on_plans,omitempty"`
-	// Stored are the tokens at the last change, in all rows, and Changed is when that was. They are zero without a row: the
-	// bucket is full.
+	// Stored are the tokens at the last change, in all rows, and Changed is when that was. They are zero without a row:
+	// the bucket is full.
 	Stored  float64   `json:"-"`
 	Changed time.Time `json:"changed,omitzero"`
 	Rows    []Row     `json:"rows,omitempty"`
@@ -102,7 +102,8 @@ func ViewOf(b Bucket) View {
 // SetLevel sets the level of the view.
 func (v *View) SetLevel(l *Level) { v.Level, v.At = l, l.Value.AsOf.UTC() }
 
-// SetLevels sets the level on the key's plan, if it was seen, or if all plans have the same policy. Otherwise it sets OnPlans.
+// SetLevels sets the level on the key's plan, if it was seen, or if all plans have the same policy. Otherwise it sets
+// OnPlans.
 func (v *View) SetLevels(plans []string, read func(plan string) (*Level, error)) error {
 	if v.Seen != nil || len(plans) == 0 {
 		plan := ""
@@ -133,8 +134,8 @@ func (v *View) SetLevels(plans []string, read func(plan string) (*Level, error))
 	return nil
 }
 
-// Owed returns how many tokens the bucket owes: now, on the plan with the most debt if its plan is not known, or at its last change if the policy is
-// unknown.
+// Owed returns how many tokens the bucket owes: now, on the plan with the most debt if its plan is not known, or at its
+// last change if the policy is unknown.
 func (v *View) Owed() float64 {
 	if v.Level != nil {
 		return v.Level.Owed()
@@ -149,9 +150,13 @@ func (v *View) Owed() float64 {
 	return max(owed, 0)
 }
 
-// LevelOf returns the level of a value, without what only a decision knows: the source of the policy, its mode, and pauses.
+// LevelOf returns the level of a value, without what only a decision knows: the source of the policy, its mode, and
+// pauses.
 func LevelOf(value ratelimit.Value) *Level {
-	l := &Level{Tokens: value.Tokens, Capacity: max(value.Limit.Capacity(), 0), Policy: Policy{value.Limit.Policy()}, Value: value}
+	l := &Level{
+		Tokens: value.Tokens, Capacity: max(value.Limit.Capacity(), 0), Policy: Policy{value.Limit.Policy()},
+		Value: value,
+	}
 	instantOf := func(tokens float64) time.Time {
 		if wait, err := value.RetryAfter(value.AsOf, tokens); err == nil && wait > 0 {
 			return value.AsOf.UTC().Add(wait)
@@ -165,8 +170,11 @@ func LevelOf(value ratelimit.Value) *Level {
 	return l
 }
 
-// Level returns the level of a request's bucket, for its plan. code names the definition in the code, as DecidedBy has it.
-func (r *Reader) Level(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request, key, code string) (*Level, error) {
+// Level returns the level of a request's bucket, for its plan. code names the definition in the code, as DecidedBy has
+// it.
+func (r *Reader) Level(ctx context.Context, limiter *ratelimit.Limiter, request ratelimit.Request, key,
+	code string,
+) (*Level, error) {
 	value, err := limiter.Value(ctx, request)
 	if err != nil {
 		return nil, err
@@ -182,8 +190,8 @@ func (r *Reader) Level(ctx context.Context, limiter *ratelimit.Limiter, request 
 	return l, err
 }
 
-// DecidedBy returns the source of a policy: "rule", "plan pro", "override", or code, which names the definition in the code. rule
-// is the name of the rule in a decision.
+// DecidedBy returns the source of a policy: "rule", "plan pro", "override", or code, which names the definition in the
+// code. rule is the name of the rule in a decision.
 func DecidedBy(limit, rule, code string) string {
 	switch rule {
 	case "":
@@ -194,8 +202,8 @@ func DecidedBy(limit, rule, code string) string {
 	return rule[min(len(rule), len(limit)+2):] // behind "name, "
 }
 
-// Views returns buckets with their levels. limitOf returns the limit of a bucket, with the plans that have rules, and the zero Limit if
-// its policy is not known. seen may be nil.
+// Views returns buckets with their levels. limitOf returns the limit of a bucket, with the plans that have rules, and
+// the zero Limit if its policy is not known. seen may be nil.
 func Views(ctx context.Context, limiter *ratelimit.Limiter, buckets []Bucket,
 	limitOf func(Bucket) (ratelimit.Limit, []string), seen map[BucketID]*Seen,
 ) ([]View, error) {

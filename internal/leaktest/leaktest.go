@@ -1,5 +1,5 @@
-// Package leaktest fails the tests of a package that leave a goroutine behind. It replaces goleak: a go.mod lists the imports
-// of tests, too, so goleak would be among the modules of every application that imports the core.
+// Package leaktest fails the tests of a package that leave a goroutine behind. It replaces goleak: a go.mod lists the
+// imports of tests, too, so goleak would be among the modules of every application that imports the core.
 package leaktest
 
 import (
@@ -13,8 +13,8 @@ import (
 // grace is the time that goroutines have to end after the tests. Main waits for it only if one is left.
 const grace = 10 * time.Second
 
-// Main runs the tests of a package and exits the process. If all tests pass but a goroutine is left, the exit status is 1. This
-// goroutine and the runtime's goroutines do not count. m is a *testing.M, or wraps one.
+// Main runs the tests of a package and exits the process. If all tests pass but a goroutine is left, the exit status
+// is 1. This goroutine and the runtime's goroutines do not count. m is a *testing.M, or wraps one.
 func Main(m interface{ Run() int }) {
 	code := m.Run()
 	if code == 0 {
@@ -45,8 +45,8 @@ func all() []string {
 	}
 }
 
-// leaked returns the stacks without the first one, the goroutines of the runtime and of the standard library, and pgx's background
-// reader. pgx starts that reader when a write is slow; it ends at the server's next answer.
+// leaked returns the stacks without the first one, the goroutines of the runtime and of the standard library, and pgx's
+// background reader. pgx starts that reader when a write is slow; it ends at the server's next answer.
 func leaked(stacks []string) (left []string) {
 	for _, stack := range stacks[1:] {
 		head, frames, _ := strings.Cut(stack, "\n")

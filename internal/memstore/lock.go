@@ -33,7 +33,8 @@ type waiter struct {
 	ready chan struct{}
 }
 
-// acquire locks a row for the transaction, and waits for the transaction that has it. db.mu is held, but not while it waits.
+// acquire locks a row for the transaction, and waits for the transaction that has it. db.mu is held, but not while it
+// waits.
 func (tx *Tx) acquire(ctx context.Context, row any) error {
 	db := tx.DB
 	l := db.locks[row]

@@ -13,7 +13,8 @@ import (
 )
 
 // ErrNoDatabase is the error of SQL without a database.
-var ErrNoDatabase = errors.New("ratelimittest: there is no database, so no SQL can run here; give NewDBWith or OpenSQL one, which may be a " +
+var ErrNoDatabase = errors.New("ratelimittest: there is no database, so no SQL can run here; give NewDBWith or " +
+	"OpenSQL one, which may be a " +
 	"mock, or test with a Postgres, as package ratelimittest/postgres starts it")
 
 // Statements run SQL: a pool or a transaction.

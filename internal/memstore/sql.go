@@ -15,8 +15,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// OpenSQL returns a *sql.DB with transactions of the pool's DB, and of rows if that is not nil: rows runs the statements of the
-// application.
+// OpenSQL returns a *sql.DB with transactions of the pool's DB, and of rows if that is not nil: rows runs the
+// statements of the application.
 func (p Pool) OpenSQL(rows *sql.DB) *sql.DB { return sql.OpenDB(&connector{db: p.db, rows: rows}) }
 
 // connector makes connections that are a DB's.

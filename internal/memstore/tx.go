@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
-// Tx is a transaction as store.Pages, for one goroutine at a time. It also serves calls outside a transaction that lock and write
-// nothing.
+// Tx is a transaction as store.Pages, for one goroutine at a time. It also serves calls outside a transaction that lock
+// and write nothing.
 type Tx struct {
 	*DB
 
@@ -217,7 +217,9 @@ func (tx *Tx) setReservation(id string, r *reserved.Reservation) {
 }
 
 // LockReservation locks and returns a reservation.
-func (tx *Tx) LockReservation(ctx context.Context, u *store.Unit, id string, vacant bool) (*reserved.Reservation, error) {
+func (tx *Tx) LockReservation(ctx context.Context, u *store.Unit, id string,
+	vacant bool,
+) (*reserved.Reservation, error) {
 	now := u.Instant()
 	err := tx.enter()
 	defer tx.leave()
@@ -243,7 +245,9 @@ func (tx *Tx) LockReservation(ctx context.Context, u *store.Unit, id string, vac
 }
 
 // Due returns reservations that are to end, as far as the transaction sees them.
-func (tx *Tx) Due(_ context.Context, u *store.Unit, after int64, last string, most int) (due []*reserved.Reservation, err error) {
+func (tx *Tx) Due(_ context.Context, u *store.Unit, after int64, last string,
+	most int,
+) (due []*reserved.Reservation, err error) {
 	now := u.Instant()
 	err = tx.enter()
 	defer tx.leave()
@@ -312,7 +316,9 @@ func (tx *Tx) PrunePages(context.Context, *store.Unit) (*store.PrunePages, error
 }
 
 // Prune deletes the spare rows of limits that no transaction holds.
-func (tx *Tx) Prune(_ context.Context, u *store.Unit, p *store.PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+func (tx *Tx) Prune(_ context.Context, u *store.Unit, p *store.PrunePages,
+	termsOf map[string][]bucket.Terms,
+) (deleted int64, gotLock bool, err error) {
 	p.Next()
 	now := u.Instant()
 	err = tx.enter()

@@ -15,7 +15,8 @@ import (
 // the role may use: one that is permissive, with the condition true, and none that is restrictive with another
 // condition. Without this check a read succeeds and returns fewer rows.
 func Hidden(schema, role string, tables ...string) string {
-	return strings.NewReplacer("$schema", schema, "$role", role, "$tables", "'"+strings.Join(tables, "', '")+"'").Replace(hidden)
+	return strings.NewReplacer("$schema", schema, "$role", role, "$tables",
+		"'"+strings.Join(tables, "', '")+"'").Replace(hidden)
 }
 
 const hidden = `coalesce((SELECT pg_catalog.string_agg(c.relname::text, ', ' ORDER BY c.relname)
@@ -42,15 +43,20 @@ func HiddenError(schema, tables string) error {
 	if tables == "" {
 		return nil
 	}
-	return fmt.Errorf("%w: give the role policies for all rows (ratelimit grants --row-security), or run as the owner: %s", &pgconn.PgError{
-		Severity: "ERROR", Code: InsufficientPrivilege, Message: "row level security may hide rows of " + tables + " from this role",
-	}, strings.Join(Disabled(schema, tables), " "))
+	return fmt.Errorf("%w: give the role policies for all rows (ratelimit grants --row-security), or run as the owner: %s",
+		&pgconn.PgError{
+			Severity: "ERROR", Code: InsufficientPrivilege,
+			Message: "row level security may hide rows of " + tables + " from this role",
+		}, strings.Join(Disabled(schema, tables), " "))
 }
 
 // Disabled returns the statements that end row level security for tables, as Hidden returns them.
 func Disabled(schema, tables string) (statements []string) {
 	for table := range strings.SplitSeq(tables, ", ") {
-		statements = append(statements, "ALTER TABLE "+pgx.Identifier{schema, table}.Sanitize()+" DISABLE ROW LEVEL SECURITY;")
+		statements = append(statements, "ALTER TABLE "+pgx.Identifier{
+			schema,
+			table,
+		}.Sanitize()+" DISABLE ROW LEVEL SECURITY;")
 	}
 	return statements
 }

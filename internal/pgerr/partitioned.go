@@ -16,6 +16,7 @@ var ErrPartitioned = errors.New("the table of buckets is partitioned")
 
 // PartitionedError returns ErrPartitioned with the cure.
 func PartitionedError(schema string) error {
-	return fmt.Errorf("%w: %s must be one plain table, because the statements on it crash PostgreSQL 18 in partitions; copy its rows into a plain table "+
+	return fmt.Errorf("%w: %s must be one plain table, because the statements on it crash PostgreSQL 18 in partitions; "+
+		"copy its rows into a plain table "+
 		"(ratelimit doctor prints the statements)", ErrPartitioned, pgx.Identifier{schema, "buckets"}.Sanitize())
 }

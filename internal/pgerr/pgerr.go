@@ -1,4 +1,5 @@
-// Package pgerr names the SQLSTATEs of errors that Postgres returns, and explains the errors of a schema that is not ready.
+// Package pgerr names the SQLSTATEs of errors that Postgres returns, and explains the errors of a schema that is not
+// ready.
 package pgerr
 
 import (
@@ -36,8 +37,8 @@ func Code(err error) string {
 	return server.Code
 }
 
-// numbered matches what a server in any language says of a missing function of package migrations: its schema, and its name,
-// which ends in a number. An operator, or a function that a trigger of the application calls, has no such name.
+// numbered matches what a server in any language says of a missing function of package migrations: its schema, and its
+// name, which ends in a number. An operator, or a function that a trigger of the application calls, has no such name.
 var numbered = regexp.MustCompile(`\b[a-z0-9_]+\.[a-z_]+_[0-9]+\(`)
 
 // IsMissing reports whether err says that a table, a column, a function of package migrations or the schema is missing.
@@ -52,8 +53,9 @@ func IsMissing(err error) bool {
 	return false
 }
 
-// Explain adds the remedy to err: ErrNotMigrated if something is missing in the schema, the privileges that the role needs if it
-// lacks one, and what to do in a failed transaction. privileges ends a sentence that begins with "the role needs".
+// Explain adds the remedy to err: ErrNotMigrated if something is missing in the schema, the privileges that the role
+// needs if it lacks one, and what to do in a failed transaction. privileges ends a sentence that begins with "the role
+// needs".
 func Explain(err error, schema, privileges string) error {
 	switch {
 	case IsMissing(err):

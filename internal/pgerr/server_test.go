@@ -13,7 +13,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// TestExplainOnAServer promises that what is missing is told from the messages of a server, and only for functions of ours.
+// TestExplainOnAServer promises that what is missing is told from the messages of a server, and only for functions of
+// ours.
 func TestExplainOnAServer(t *testing.T) {
 	t.Parallel()
 	pool, ctx := postgrestest.NewEmpty(t), t.Context()

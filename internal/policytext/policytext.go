@@ -36,12 +36,13 @@ const owed = `(?:, up to NUM owed|, (no reservations))?`
 // form returns the pattern of a whole text, in which NUM is a number, NAT a whole number, and SPAN a period.
 func form(pattern string) string {
 	return "^" + strings.NewReplacer(
-		"NUM", `([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)`, "NAT", `([0-9]{1,9})`, "SPAN", `([a-z]+|[0-9]+ [a-z]+|[0-9][0-9a-zµ.]*)`,
+		"NUM", `([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)`, "NAT", `([0-9]{1,9})`, "SPAN",
+		`([a-z]+|[0-9]+ [a-z]+|[0-9][0-9a-zµ.]*)`,
 	).Replace(pattern) + "$"
 }
 
-// Parse returns the policy whose String method prints text. A period may also be a span such as 90s or 7d. Parse does not check
-// the numbers, as ratelimit.NewLimit does.
+// Parse returns the policy whose String method prints text. A period may also be a span such as 90s or 7d. Parse does
+// not check the numbers, as ratelimit.NewLimit does.
 func Parse(text string) (ratelimit.Policy, error) {
 	r := &reader{}
 	policy := r.policy(text)
@@ -87,7 +88,8 @@ func (r *reader) policy(text string) ratelimit.Policy {
 
 func (r *reader) calendar(m []string) ratelimit.Policy {
 	w := ratelimit.CalendarWindow{
-		Rate: r.number(m[1]), Resets: ratelimit.Calendar(m[2]), Zone: m[3], FirstDay: r.whole(m[5] + m[7]), MaxReserved: r.owed(m[8], m[9]),
+		Rate: r.number(m[1]), Resets: ratelimit.Calendar(m[2]), Zone: m[3], FirstDay: r.whole(m[5] + m[7]),
+		MaxReserved: r.owed(m[8], m[9]),
 	}
 	if m[4] != "" {
 		w.FirstWeekday = named(r, m[4], time.Sunday, time.Saturday)

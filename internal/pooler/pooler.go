@@ -1,6 +1,6 @@
-// Package pooler finds out whether prepared statements get lost on the way to a server. Behind PgBouncer in transaction mode, a
-// transaction may run on another connection of the server than the one before. There a prepared statement does not exist, or is
-// another client's.
+// Package pooler finds out whether prepared statements get lost on the way to a server. Behind PgBouncer in transaction
+// mode, a transaction may run on another connection of the server than the one before. There a prepared statement does
+// not exist, or is another client's.
 package pooler
 
 import (
@@ -16,8 +16,8 @@ import (
 const (
 	// looks is how often two connections are compared, because other clients of a pooler may hide the loss.
 	looks = 16
-	// statement is the name under which both prepare. It is always the same, so that at most one statement can stay behind on shared
-	// connections of a server. A leftover one is as good a proof as another.
+	// statement is the name under which both prepare. It is always the same, so that at most one statement can stay behind
+	// on shared connections of a server. A leftover one is as good a proof as another.
 	statement = "pgratelimit_pooler"
 	// closeTimeout bounds the end of a connection.
 	closeTimeout = time.Second
@@ -30,7 +30,8 @@ const (
 	bindsTheParameter = "exec_bind_message" // the routine of the server that finds that a statement has other parameters
 )
 
-// Prepares reports whether a way to run queries prepares a statement in one message to the server and runs it in another.
+// Prepares reports whether a way to run queries prepares a statement in one message to the server and runs it in
+// another.
 func Prepares(mode pgx.QueryExecMode) bool {
 	return mode == pgx.QueryExecModeCacheStatement || mode == pgx.QueryExecModeDescribeExec
 }
@@ -53,7 +54,8 @@ func Mode(mode pgx.QueryExecMode) string {
 
 // Advice returns the remedy if the prepared statements of a query exec mode get lost.
 func Advice(mode pgx.QueryExecMode) string {
-	const set = "add default_query_exec_mode=cache_describe (or exec) to the connection string, or set DefaultQueryExecMode of the pgx.ConnConfig to " +
+	const set = "add default_query_exec_mode=cache_describe (or exec) to the connection string, or set " +
+		"DefaultQueryExecMode of the pgx.ConnConfig to " +
 		"pgx.QueryExecModeCacheDescribe"
 	if mode == pgx.QueryExecModeDescribeExec { // it prepares statements without a name, which no PgBouncer tracks
 		return set
@@ -61,19 +63,21 @@ func Advice(mode pgx.QueryExecMode) string {
 	return set + "; or, with PgBouncer from 1.21 on, set max_prepared_statements in pgbouncer.ini to 200"
 }
 
-// IsLost reports whether an error says that a statement that was prepared is not there, is there already, or is another one.
+// IsLost reports whether an error says that a statement that was prepared is not there, is there already, or is another
+// one.
 func IsLost(err error) bool {
 	var answer *pgconn.PgError
 	if err == nil || !errors.As(err, &answer) {
 		return false
 	}
-	return answer.Code == codeNoStatement || answer.Code == codeHasStatement || answer.Code == "08P01" && answer.Routine == bindsTheParameter
+	return answer.Code == codeNoStatement || answer.Code == codeHasStatement || answer.Code == "08P01" &&
+		answer.Routine == bindsTheParameter
 }
 
-// Loses reports whether statements as mode prepares them get lost on connections of config. True is proven: a statement was lost on
-// one of two connections of its own. False means that a statement stays with its connection: directly at a server, through a pooler
-// in session mode, or through a pooler that tracks statements. It can also mean that other clients of the pooler hid the loss.
-// After an error nothing is known.
+// Loses reports whether statements as mode prepares them get lost on connections of config. True is proven: a statement
+// was lost on one of two connections of its own. False means that a statement stays with its connection: directly at a
+// server, through a pooler in session mode, or through a pooler that tracks statements. It can also mean that other
+// clients of the pooler hid the loss. After an error nothing is known.
 func Loses(ctx context.Context, config *pgx.ConnConfig, mode pgx.QueryExecMode) (bool, error) {
 	name := statement
 	if mode == pgx.QueryExecModeDescribeExec {

@@ -30,7 +30,8 @@ func TestPrepares(t *testing.T) {
 	require.Contains(t, pooler.Mode(config.DefaultQueryExecMode), "pgx's default")
 }
 
-// TestIsLost distinguishes a server's errors for lost statements from other errors, such as a pooler's with the same SQLSTATE.
+// TestIsLost distinguishes a server's errors for lost statements from other errors, such as a pooler's with the same
+// SQLSTATE.
 func TestIsLost(t *testing.T) {
 	t.Parallel()
 	database := postgrestest.NewDatabase(t)

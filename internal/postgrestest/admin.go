@@ -10,7 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// keptAdmins is the number of idle connections to the database postgres of a server. Starting and ending tests use them.
+// keptAdmins is the number of idle connections to the database postgres of a server. Starting and ending tests use
+// them.
 const keptAdmins = 2
 
 // admins are idle connections to the database of a server's URL.
@@ -19,8 +20,8 @@ type admins struct {
 	idle []*pgx.Conn
 }
 
-// admin calls use with a connection to the database of the server's URL. Later calls may get the same connection, so use must leave
-// the session as it was.
+// admin calls use with a connection to the database of the server's URL. Later calls may get the same connection, so
+// use must leave the session as it was.
 func admin(ctx context.Context, server *Server, use func(*pgx.Conn) error) error {
 	conn, err := server.admins.get(ctx, server.url)
 	if err != nil {

@@ -68,7 +68,8 @@ func programVersion(ctx context.Context, dir string) int {
 	if err != nil {
 		return 0
 	}
-	version, err := strconv.Atoi(number.FindString(string(output))) // "postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)"
+	// "postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)"
+	version, err := strconv.Atoi(number.FindString(string(output)))
 	if err != nil {
 		return 0
 	}
@@ -86,8 +87,8 @@ func usable(candidates []string) []string {
 	return dirs
 }
 
-// checkBinDir checks that a server can be started from dir. pg_config alone does not prove it, because the client's development
-// package has it too.
+// checkBinDir checks that a server can be started from dir. pg_config alone does not prove it, because the client's
+// development package has it too.
 func checkBinDir(dir string) error {
 	for _, program := range []string{"initdb", "pg_ctl", "postgres"} {
 		info, err := os.Stat(filepath.Join(dir, program))

@@ -23,8 +23,8 @@ const (
 	citusForAll = "RATELIMIT_CITUS_ALL"
 )
 
-// Citus is a coordinator, and workers that have the shards. They know where these are, so that each takes statements. Without workers
-// the coordinator has the shards.
+// Citus is a coordinator, and workers that have the shards. They know where these are, so that each takes statements.
+// Without workers the coordinator has the shards.
 type Citus struct {
 	Coordinator *Server
 	Workers     []*Server
@@ -43,8 +43,8 @@ func citusSettings(more map[string]string) map[string]string {
 	return settings
 }
 
-// StartCitus starts a coordinator and workers that only this test uses, with the tables migrated and distributed. They are closed when
-// the test ends. Without the variable RATELIMIT_CITUS_BINDIR the test is skipped.
+// StartCitus starts a coordinator and workers that only this test uses, with the tables migrated and distributed. They
+// are closed when the test ends. Without the variable RATELIMIT_CITUS_BINDIR the test is skipped.
 func StartCitus(t testing.TB, workers int) *Citus {
 	t.Helper()
 	binDir := os.Getenv(citusBinDir)
@@ -105,8 +105,8 @@ func (c *Citus) join(ctx context.Context) error {
 	return distribute(ctx, c.Coordinator.url, c.Workers)
 }
 
-// trustItself makes the server accept connections from its own machine without a password, because the servers of a cluster do not
-// have each other's passwords. Other clients need a password.
+// trustItself makes the server accept connections from its own machine without a password, because the servers of a
+// cluster do not have each other's passwords. Other clients need a password.
 func trustItself(ctx context.Context, server *Server) error {
 	return admin(ctx, server, func(conn *pgx.Conn) error {
 		var file string

@@ -63,10 +63,12 @@ func findFaketime(patterns []string) (string, error) {
 	return "", errNoClock
 }
 
-// Env is what a server is started with, in Options, to go by the clock. Its timers, which go by the monotonic clock, do not.
+// Env is what a server is started with, in Options, to go by the clock. Its timers, which go by the monotonic clock, do
+// not.
 func (c *Clock) Env() []string {
 	return []string{
-		"LD_PRELOAD=" + c.library, "FAKETIME_TIMESTAMP_FILE=" + c.file, "FAKETIME_NO_CACHE=1", "FAKETIME_DONT_FAKE_MONOTONIC=1",
+		"LD_PRELOAD=" + c.library, "FAKETIME_TIMESTAMP_FILE=" + c.file, "FAKETIME_NO_CACHE=1",
+		"FAKETIME_DONT_FAKE_MONOTONIC=1",
 	}
 }
 

@@ -25,13 +25,13 @@ const (
 	// emptyTemplate is the template that does not accept connections. A connection would prevent cloning it.
 	emptyTemplate = "template0"
 
-	// templateLock is the advisory lock under which the template is created. It is in the database of the server's URL, which all test
-	// binaries on a server share.
+	// templateLock is the advisory lock under which the template is created. It is in the database of the server's URL,
+	// which all test binaries on a server share.
 	templateLock int64 = 0x7067_7261_7465_7374 // "pgratest"
 )
 
-// createDatabase creates a database with the chosen settings for its sessions. A clone does not inherit settings that its template
-// was given by ALTER DATABASE.
+// createDatabase creates a database with the chosen settings for its sessions. A clone does not inherit settings that
+// its template was given by ALTER DATABASE.
 func createDatabase(ctx context.Context, server *Server, name, template string) error {
 	chosen, err := chosenSettings(os.Getenv(chosenVariable))
 	if err != nil {
@@ -52,8 +52,8 @@ func createDatabase(ctx context.Context, server *Server, name, template string) 
 	return nil
 }
 
-// clone copies the template. It copies files if the server supports that (from 15 on) and its checkpoints do not wait for a disk.
-// It takes the server half the time of writing each block to the log, and the drop half the time too.
+// clone copies the template. It copies files if the server supports that (from 15 on) and its checkpoints do not wait
+// for a disk. It takes the server half the time of writing each block to the log, and the drop half the time too.
 func clone(ctx context.Context, conn *pgx.Conn, name, template string) error {
 	const strategy = `SELECT CASE WHEN current_setting('server_version_num')::integer >= 150000 AND NOT current_setting('fsync')::boolean
 		THEN 'STRATEGY file_copy' ELSE '' END`
@@ -166,7 +166,8 @@ func makeTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name stri
 	return nil
 }
 
-// migrateTemplate makes the tables of a template. Citus leaves a process in the database, which keeps it from being cloned.
+// migrateTemplate makes the tables of a template. Citus leaves a process in the database, which keeps it from being
+// cloned.
 func migrateTemplate(ctx context.Context, server *Server, conn *pgx.Conn, name string) error {
 	if !server.hasCitus {
 		return migrateUp(ctx, withDatabase(server.url, name))
@@ -230,8 +231,8 @@ func databaseName(test string) string {
 	return namePrefix + readable[:min(len(readable), 36)] + "_" + randomName() // at most 63 bytes
 }
 
-// withDatabase returns the connection string with another database's name, whether it is a URL or a list of keywords and values.
-// Without an sslmode it names the default of pgx, because lib/pq has another default.
+// withDatabase returns the connection string with another database's name, whether it is a URL or a list of keywords
+// and values. Without an sslmode it names the default of pgx, because lib/pq has another default.
 func withDatabase(connString, name string) string {
 	hasMode := strings.Contains(connString, "sslmode") || os.Getenv("PGSSLMODE") != ""
 	if !strings.HasPrefix(connString, "postgres://") && !strings.HasPrefix(connString, "postgresql://") {

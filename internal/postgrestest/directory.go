@@ -11,8 +11,8 @@ import (
 	"os/exec"
 )
 
-// watchdogScript waits until its input ends, because the process at the other end has closed it or has ended in any way. Then it
-// stops the server and deletes its directory $1.
+// watchdogScript waits until its input ends, because the process at the other end has closed it or has ended in any
+// way. Then it stops the server and deletes its directory $1.
 const watchdogScript = `
 trap '' INT HUP TERM
 read -r line
@@ -60,8 +60,8 @@ func (w *watchdog) Close() error {
 	return nil
 }
 
-// makeDir makes an empty directory that user can enter and remove. It is in memory if a tmpfs has room for it, unless it must be on
-// disk.
+// makeDir makes an empty directory that user can enter and remove. It is in memory if a tmpfs has room for it, unless
+// it must be on disk.
 func makeDir(ctx context.Context, user *account, onDisk bool) (string, error) {
 	parents := []string{os.TempDir(), "/var/tmp"} // root's own TMPDIR may be closed to the server's user
 	if !onDisk && tmpfsHasRoom("/dev/shm") {

@@ -17,10 +17,11 @@
 //
 // # A server of this package
 //
-// The server listens on the loopback interface. The superuser postgres needs no password, so any user of this machine can connect while it
-// runs. Other roles need their passwords.
+// The server listens on the loopback interface. The superuser postgres needs no password, so any user of this machine
+// can connect while it runs. Other roles need their passwords.
 //
-// A test's database is a clone of the template. From Postgres 15 on the server copies the template's files, unless fsync is on.
+// A test's database is a clone of the template. From Postgres 15 on the server copies the template's files, unless
+// fsync is on.
 //
 // # Settings
 //
@@ -29,21 +30,22 @@
 //
 // # Cleanup
 //
-// Nothing stays of a server that this package started. It stops when the process ends, even if the process is killed, and its
-// directory is deleted: a small shell waits on a pipe that the process keeps open.
+// Nothing stays of a server that this package started. It stops when the process ends, even if the process is killed,
+// and its directory is deleted: a small shell waits on a pipe that the process keeps open.
 //
-// On a server named by URL, the database of a test is dropped if the test passes, and kept if it fails. The template database stays,
-// one for each state of the migrations.
+// On a server named by URL, the database of a test is dropped if the test passes, and kept if it fails. The template
+// database stays, one for each state of the migrations.
 //
 // # PgBouncer
 //
-// [StartPgBouncer] starts a PgBouncer in front of a test's database, if the program is in PATH or where packages install it. It ends
-// as the servers do.
+// [StartPgBouncer] starts a PgBouncer in front of a test's database, if the program is in PATH or where packages
+// install it. It ends as the servers do.
 //
 // # Servers that fail
 //
-// [StartWith] starts a server on a disk that a test can fill, or with a [Clock] that the test sets while the server runs. The clock needs
-// libfaketime. [Server.StartStandby] starts a replica of such a server. All of these need server programs on this machine.
+// [StartWith] starts a server on a disk that a test can fill, or with a [Clock] that the test sets while the server
+// runs. The clock needs libfaketime. [Server.StartStandby] starts a replica of such a server. All of these need server
+// programs on this machine.
 //
 // # Without a server
 //

@@ -8,7 +8,8 @@ import (
 	"syscall"
 )
 
-// mountMemory mounts an in-memory file system of that size at dir, for user. The file "mounted" in it says so to the watchdog.
+// mountMemory mounts an in-memory file system of that size at dir, for user. The file "mounted" in it says so to the
+// watchdog.
 func mountMemory(dir string, bytes int64, user *account) error {
 	owner := ""
 	if user != nil {
@@ -31,7 +32,8 @@ func unmount(dir string) error {
 	return nil
 }
 
-// tmpfsHasRoom reports whether dir is on a tmpfs with room for a server's data and log: containers often have one of 64 MB only.
+// tmpfsHasRoom reports whether dir is on a tmpfs with room for a server's data and log: containers often have one of 64
+// MB only.
 func tmpfsHasRoom(dir string) bool {
 	const tmpfsMagic, room = 0x01021994, 1 << 30
 	var stat syscall.Statfs_t

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// How long each part may take before it is given up. The limits end a hang; a busy machine has been seen to take a minute for initdb
-// alone.
+// How long each part may take before it is given up. The limits end a hang; a busy machine has been seen to take a
+// minute for initdb alone.
 const (
 	urlTimeout   = 30 * time.Second
 	localTimeout = 4 * time.Minute

@@ -111,8 +111,8 @@ func (c *cluster) server(ctx context.Context) (*Server, error) {
 	return server, nil
 }
 
-// hba lets the superuser in without a password, standbys too: a password of SCRAM costs each connection 4,096 rounds of HMAC. Other roles
-// need theirs. The server listens on the loopback only.
+// hba lets the superuser in without a password, standbys too: a password of SCRAM costs each connection 4,096 rounds of
+// HMAC. Other roles need theirs. The server listens on the loopback only.
 const hba = "host all,replication postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
 
 // initialize makes the data directory by initdb.
@@ -128,8 +128,8 @@ func (c *cluster) initialize(ctx context.Context) error {
 	return nil
 }
 
-// startOnFreePort starts on the cluster's port, if it has one that is free. It retries with another port if a different process took the
-// free port in the meantime.
+// startOnFreePort starts on the cluster's port, if it has one that is free. It retries with another port if a different
+// process took the free port in the meantime.
 func (c *cluster) startOnFreePort(ctx context.Context, settings map[string]string) error {
 	base, err := os.ReadFile(c.configFile())
 	if err != nil {
@@ -167,8 +167,8 @@ func (c *cluster) configFile() string { return filepath.Join(c.data(), "postgres
 
 func (c *cluster) logFile() string { return filepath.Join(c.dir, "log") }
 
-// start returns when the server takes connections. The sessions of a killed server can outlive it by a moment and keep its memory;
-// until they are gone, the next server refuses to start.
+// start returns when the server takes connections. The sessions of a killed server can outlive it by a moment and keep
+// its memory; until they are gone, the next server refuses to start.
 func (c *cluster) start(ctx context.Context) error {
 	for {
 		before := len(c.wholeLog())
@@ -248,8 +248,8 @@ func (c *cluster) pgCtl(ctx context.Context, command string, args ...string) (st
 	return c.user.run(ctx, c.dir, filepath.Join(c.binDir, "pg_ctl"), args...)
 }
 
-// freePort returns a port without a listener: the one that is asked for, or any if that has one or is 0. Another process may take it a
-// moment later.
+// freePort returns a port without a listener: the one that is asked for, or any if that has one or is 0. Another
+// process may take it a moment later.
 func freePort(ctx context.Context, asked int) (int, error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(asked)))
 	if err != nil && asked != 0 {

@@ -81,7 +81,8 @@ func TestFreePort(t *testing.T) {
 	require.Equal(t, port, asked)
 }
 
-// A version that is asked for is found by what the programs say, also beside programs of another version that a variable names.
+// A version that is asked for is found by what the programs say, also beside programs of another version that a
+// variable names.
 func TestBinDirsOfAVersion(t *testing.T) {
 	t.Parallel()
 	env := environment{binDir: t.TempDir()}

@@ -24,9 +24,9 @@ func pgbouncerPrograms() []string {
 	return []string{"pgbouncer", "/usr/sbin/pgbouncer", "/opt/homebrew/bin/pgbouncer", "/usr/local/bin/pgbouncer"}
 }
 
-// StartPgBouncer starts a PgBouncer for the test in front of the database at databaseURL, which must use TCP. It returns the
-// connection string of the same database through it. It ends with the test. Without a PgBouncer the test is skipped, with the
-// reason, on a developer's machine, and fails when CI is set.
+// StartPgBouncer starts a PgBouncer for the test in front of the database at databaseURL, which must use TCP. It
+// returns the connection string of the same database through it. It ends with the test. Without a PgBouncer the test is
+// skipped, with the reason, on a developer's machine, and fails when CI is set.
 func StartPgBouncer(t testing.TB, databaseURL string, mode PoolMode) string {
 	t.Helper()
 	program, err := findPgBouncer(pgbouncerPrograms())
@@ -63,7 +63,8 @@ func findPgBouncer(programs []string) (string, error) {
 	return "", errNoPgBouncer
 }
 
-// HasTrackingPool reports whether the PgBouncer of this machine can keep track of prepared statements, as it can from 1.21 on.
+// HasTrackingPool reports whether the PgBouncer of this machine can keep track of prepared statements, as it can from
+// 1.21 on.
 func HasTrackingPool(t testing.TB) bool {
 	t.Helper()
 	program, err := findPgBouncer(pgbouncerPrograms())
@@ -106,8 +107,8 @@ func (m PoolMode) settings(ctx context.Context, program string) (string, error) 
 	return fmt.Sprintf("pool_mode = %s\n", m), nil
 }
 
-// pgbouncerScript starts PgBouncer $1 in its directory $2. It stops the PgBouncer and deletes the directory when its input ends,
-// because the process at the other end has closed it or has ended.
+// pgbouncerScript starts PgBouncer $1 in its directory $2. It stops the PgBouncer and deletes the directory when its
+// input ends, because the process at the other end has closed it or has ended.
 const pgbouncerScript = `
 trap '' INT HUP TERM
 "$1" "$2/pgbouncer.ini" </dev/null >/dev/null 2>&1 &
@@ -161,7 +162,8 @@ func tryPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMod
 		return nil, err
 	}
 	// Not the test's context, which ends before cleanups run.
-	cmd := user.command(context.WithoutCancel(ctx), "/", "sh", "-c", pgbouncerScript, "postgrestest-pgbouncer", program, b.dir)
+	cmd := user.command(context.WithoutCancel(ctx), "/", "sh", "-c", pgbouncerScript, "postgrestest-pgbouncer", program,
+		b.dir)
 	input, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, err
@@ -173,8 +175,8 @@ func tryPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMod
 	return b, b.await(ctx)
 }
 
-// configure writes the files that PgBouncer reads. It lets everybody in as the role that they name: the clients are tests,
-// and the password of that role's is in the file.
+// configure writes the files that PgBouncer reads. It lets everybody in as the role that they name: the clients are
+// tests, and the password of that role's is in the file.
 func (b *pgbouncer) configure(databaseURL string, port int, settings string, user *account) error {
 	config, err := pgx.ParseConfig(databaseURL)
 	if err != nil {

@@ -36,17 +36,18 @@ type Options struct {
 	// DiskBytes imply it.
 	Own bool
 
-	// Port is the port of a server that is started, unless another program has it; 0 is a free port. The password in the URL of a server
-	// that has its port is always the same: Go's test cache knows results of tests by the URL that they read.
+	// Port is the port of a server that is started, unless another program has it; 0 is a free port. The password in the
+	// URL of a server that has its port is always the same: Go's test cache knows results of tests by the URL that they
+	// read.
 	Port int
 
-	// Env are variables, as NAME=value, that the server's processes have in addition to the environment of this process. The server
-	// then runs from programs of this machine.
+	// Env are variables, as NAME=value, that the server's processes have in addition to the environment of this process.
+	// The server then runs from programs of this machine.
 	Env []string
 
-	// DiskBytes, when above 0, is the size of a file system for everything that the server writes, which a test can fill. It is
-	// mounted at Server.Disk, in memory; this process must run as root on Linux. The server then runs from programs of this
-	// machine.
+	// DiskBytes, when above 0, is the size of a file system for everything that the server writes, which a test can fill.
+	// It is mounted at Server.Disk, in memory; this process must run as root on Linux. The server then runs from programs
+	// of this machine.
 	DiskBytes int64
 }
 
@@ -77,7 +78,8 @@ const (
 	SessionPool PoolMode = "session"
 	// TransactionPool keeps it for a transaction.
 	TransactionPool PoolMode = "transaction"
-	// TrackingPool is TransactionPool of a PgBouncer that keeps track of prepared statements. HasTrackingPool says whether it can.
+	// TrackingPool is TransactionPool of a PgBouncer that keeps track of prepared statements. HasTrackingPool says whether
+	// it can.
 	TrackingPool PoolMode = "tracking"
 	// StatementPool keeps it for a statement, and lets no transaction through.
 	StatementPool PoolMode = "statement"
@@ -118,7 +120,8 @@ func StartFrom(ctx context.Context, binDir string, port int) (*Server, error) {
 	return startCluster(ctx, binDir, Options{Port: port})
 }
 
-// StartedAt returns the server at url, a superuser's, that the caller has started. Close calls stop. The server cannot be restarted.
+// StartedAt returns the server at url, a superuser's, that the caller has started. Close calls stop. The server cannot
+// be restarted.
 func StartedAt(ctx context.Context, url, place string, stop func(context.Context) error) (*Server, error) {
 	version, err := describe(ctx, url)
 	if err != nil {
@@ -135,8 +138,8 @@ func (elsewhere) stop(context.Context, StopMode) error { return errNotHere }
 func (elsewhere) log(context.Context) string           { return "" }
 func (e elsewhere) remove(ctx context.Context) error   { return e.remover(ctx) }
 
-// URL returns a connection string: the URL that named the server or, for a server that this package started, the URL of the
-// database "postgres" as a superuser.
+// URL returns a connection string: the URL that named the server or, for a server that this package started, the URL of
+// the database "postgres" as a superuser.
 func (s *Server) URL() string { return s.url }
 
 // BinDir returns the directory of the programs that the server was started with. It is empty for a server that this

@@ -10,7 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// defaultSettings make a disposable server fast. They weaken durability only for a power loss, not for a crash of the server.
+// defaultSettings make a disposable server fast. They weaken durability only for a power loss, not for a crash of the
+// server.
 func defaultSettings() map[string]string {
 	return map[string]string{
 		"fsync":              "off",
@@ -46,12 +47,14 @@ func alterDatabase(name string, settings map[string]string) []string {
 	var statements []string
 	for _, setting := range slices.Sorted(maps.Keys(settings)) {
 		statements = append(statements, fmt.Sprintf("ALTER DATABASE %s SET %s = '%s'",
-			pgx.Identifier{name}.Sanitize(), pgx.Identifier{setting}.Sanitize(), strings.ReplaceAll(settings[setting], "'", "''")))
+			pgx.Identifier{name}.Sanitize(), pgx.Identifier{setting}.Sanitize(),
+			strings.ReplaceAll(settings[setting], "'", "''")))
 	}
 	return statements
 }
 
-// configuration returns lines of postgresql.conf: the default settings with each layer on top of the one before, by name.
+// configuration returns lines of postgresql.conf: the default settings with each layer on top of the one before, by
+// name.
 func configuration(layers ...map[string]string) string {
 	settings := defaultSettings()
 	for _, layer := range layers {

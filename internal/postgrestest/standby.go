@@ -12,9 +12,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// StartStandby starts a streaming replica of a server of StartOwn or StartWith, with the primary's settings and then the settings
-// of opts. It returns when the replica accepts read-only connections. SELECT pg_promote() makes a primary of it. It ends with the
-// test.
+// StartStandby starts a streaming replica of a server of StartOwn or StartWith, with the primary's settings and then
+// the settings of opts. It returns when the replica accepts read-only connections. SELECT pg_promote() makes a primary
+// of it. It ends with the test.
 func (s *Server) StartStandby(t testing.TB, opts Options) *Server {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
@@ -50,8 +50,8 @@ func (s *Server) startStandby(ctx context.Context, opts Options) (_ *Server, err
 	return c.server(ctx)
 }
 
-// copyOf makes the data of a standby, as pg_basebackup does, which is not part of every installation. What the primary has logged
-// meanwhile, the standby asks it for.
+// copyOf makes the data of a standby, as pg_basebackup does, which is not part of every installation. What the primary
+// has logged meanwhile, the standby asks it for.
 func (c *cluster) copyOf(ctx context.Context, primary *cluster, primaryURL string) error {
 	conn, err := pgx.Connect(ctx, primaryURL)
 	if err != nil {
@@ -60,7 +60,8 @@ func (c *cluster) copyOf(ctx context.Context, primary *cluster, primaryURL strin
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
 	begin, end := `SELECT pg_backup_start('standby', true)`, `SELECT labelfile FROM pg_backup_stop(false)`
 	var before15 bool
-	if err := conn.QueryRow(ctx, `SELECT current_setting('server_version_num')::integer < 150000`).Scan(&before15); err != nil {
+	if err := conn.QueryRow(ctx,
+		`SELECT current_setting('server_version_num')::integer < 150000`).Scan(&before15); err != nil {
 		return err
 	}
 	if before15 {

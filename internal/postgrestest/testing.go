@@ -62,8 +62,8 @@ func StartOwn(t testing.TB, settings map[string]string) *Server {
 	return StartWith(t, Options{Settings: settings})
 }
 
-// StartWith is StartOwn with all options. If this machine does not support them, the test is skipped, with the reason. If CI is set,
-// the test fails.
+// StartWith is StartOwn with all options. If this machine does not support them, the test is skipped, with the reason.
+// If CI is set, the test fails.
 func StartWith(t testing.TB, opts Options) *Server {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), setupTimeout)
@@ -151,8 +151,8 @@ func (s *Shared) get(t testing.TB) *template {
 //nolint:gochecknoglobals // one server for all tests of the process is the point
 var shared = NewShared(func(ctx context.Context) (*Server, error) { return Start(ctx, Options{}) })
 
-// GiveUp ends a test that cannot have its server because of err. It skips the test if this machine has no server, or lacks support for
-// one. It fails the test if CI is set, or a variable asked for a server.
+// GiveUp ends a test that cannot have its server because of err. It skips the test if this machine has no server, or
+// lacks support for one. It fails the test if CI is set, or a variable asked for a server.
 func GiveUp(t testing.TB, err error) {
 	t.Helper()
 	giveUp(t, err, os.Getenv("CI") != "")

@@ -1,5 +1,5 @@
-// Package refusalcache remembers refusals: what buckets held when the database last refused a call, for as long as that is enough to refuse the
-// next call. It knows the keys and terms of buckets, and sends nothing.
+// Package refusalcache remembers refusals: what buckets held when the database last refused a call, for as long as that
+// is enough to refuse the next call. It knows the keys and terms of buckets, and sends nothing.
 package refusalcache
 
 import (
@@ -12,15 +12,15 @@ import (
 )
 
 const (
-	// maxAge is how long the cache repeats a refusal before a call goes to the database again. It bounds how late tokens returned by
-	// other processes become visible.
+	// maxAge is how long the cache repeats a refusal before a call goes to the database again. It bounds how late tokens
+	// returned by other processes become visible.
 	maxAge = time.Second
 	// stripes is the number of locks of a cache, and slots the number of counts of changes under each.
 	stripes, slots = 64, 64
 )
 
-// Cache holds refusals only, each from committed rows, and for calls over several limits the rows of their limits that did not
-// refuse. A nil Cache remembers nothing.
+// Cache holds refusals only, each from committed rows, and for calls over several limits the rows of their limits that
+// did not refuse. A nil Cache remembers nothing.
 type Cache struct {
 	seed    maphash.Seed
 	now     func() time.Duration // since the cache was made: cheaper to ask for than the time
@@ -67,8 +67,8 @@ func (c *Cache) place(k *bucket.Key) (s *stripe, slot int) {
 	return &c.stripes[h%stripes], int((h/stripes + maphash.String(c.seed, k.Name)) % slots)
 }
 
-// Refuse reports whether the cache knows that a call with these asks is refused: all buckets are known, and one of them refuses. It
-// appends the known state of each bucket to told.
+// Refuse reports whether the cache knows that a call with these asks is refused: all buckets are known, and one of them
+// refuses. It appends the known state of each bucket to told.
 func (c *Cache) Refuse(asks []bucket.Ask, told []bucket.Told) (all []bucket.Told, refused bool) {
 	if c == nil {
 		return told, false
@@ -85,7 +85,8 @@ func (c *Cache) Refuse(asks []bucket.Ask, told []bucket.Told) (all []bucket.Told
 	return told, refused
 }
 
-// find returns the entry of a bucket, and the database's time or a little less: a wait that counts from there is not too short.
+// find returns the entry of a bucket, and the database's time or a little less: a wait that counts from there is not
+// too short.
 func (c *Cache) find(a *bucket.Ask) (found *entry, now int64) {
 	s := &c.stripes[maphash.String(c.seed, a.Key.Key)%stripes]
 	s.mu.Lock()
@@ -118,7 +119,8 @@ func (e *entry) refuses() bool { return !math.IsInf(e.cost, 1) }
 // tell returns the answer to an ask that the entry refuses, or that is refused because of another limit.
 func (e *entry) tell(cost float64, now int64) bucket.Told {
 	told := bucket.Told{
-		Content: &e.held, Now: now, Tokens: e.held.Tokens(now), FullAfter: time.Duration(max(e.full-now, 0)) * time.Microsecond,
+		Content: &e.held, Now: now, Tokens: e.held.Tokens(now),
+		FullAfter: time.Duration(max(e.full-now, 0)) * time.Microsecond,
 	}
 	if cost == e.cost {
 		told.RetryAfter = time.Duration(e.until-now) * time.Microsecond
@@ -135,7 +137,8 @@ type Sent struct {
 	epochs []uint32 // how often each bucket was changed: a refusal that was decided before a change is not kept after it
 }
 
-// Send notes that a call is sent, in the room if that is enough. Keep needs the answer of Send when the database has answered.
+// Send notes that a call is sent, in the room if that is enough. Keep needs the answer of Send when the database has
+// answered.
 func (c *Cache) Send(asks []bucket.Ask, room []uint32) Sent {
 	s := Sent{c.now(), room}
 	for i := range asks {

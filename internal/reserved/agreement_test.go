@@ -59,9 +59,10 @@ type ledger struct {
 	calls, byStatement int
 }
 
-// TestReserveAndSettleAgree runs random histories of reserve_1 and settle_1, alone and in transactions of each isolation level, on one bucket
-// whose policy changes, beside clocks that step back and rows that others have changed. After each call the bucket and the reservation are as
-// package bucket and this package compute them, to the last bit, whoever has decided.
+// TestReserveAndSettleAgree runs random histories of reserve_1 and settle_1, alone and in transactions of each
+// isolation level, on one bucket whose policy changes, beside clocks that step back and rows that others have changed.
+// After each call the bucket and the reservation are as package bucket and this package compute them, to the last bit,
+// whoever has decided.
 func TestReserveAndSettleAgree(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {

@@ -31,8 +31,9 @@ type Owner interface {
 	Ended(ctx context.Context, r *Reservation, amounts []float64)
 }
 
-// Life changes reservations: in a transaction, in which it locks them, or in the server without one. Then a reservation is read, and written by a
-// statement that returns store.ErrChanged if another call was quicker. A reservation is open, until it is settled, cancelled or expired. Renew opens it again.
+// Life changes reservations: in a transaction, in which it locks them, or in the server without one. Then a reservation
+// is read, and written by a statement that returns store.ErrChanged if another call was quicker. A reservation is open,
+// until it is settled, cancelled or expired. Renew opens it again.
 type Life struct {
 	Session     *store.Session
 	Owner       Owner
@@ -79,8 +80,8 @@ func (l *Life) LockDue(ctx context.Context, ids ...string) ([]*Reservation, erro
 	return due, err
 }
 
-// Save writes a reservation that was locked. Outside a transaction, only the start of its work may have changed, and Save returns
-// store.ErrChanged if the reservation is not as it was read.
+// Save writes a reservation that was locked. Outside a transaction, only the start of its work may have changed, and
+// Save returns store.ErrChanged if the reservation is not as it was read.
 func (l *Life) Save(ctx context.Context, r *Reservation) error {
 	switch {
 	case r.isAsRead():
@@ -96,7 +97,8 @@ func (l *Life) keepStart(ctx context.Context, r *Reservation) error {
 	return l.Session.Once(ctx, func(ctx context.Context, conn store.Conn) error {
 		k, batch := r.known, &pgx.Batch{}
 		l.Session.Engine().QueueBound(batch, &l.Session.Unit, store.OnceWait)
-		batch.Queue(l.Session.Statement(files, "reservation_keep"), r.ID, k.State, k.ReadyUs, k.StartedUs, k.ExpiresUs, r.StartedUs, r.ExpiresUs)
+		batch.Queue(l.Session.Statement(files, "reservation_keep"), r.ID, k.State, k.ReadyUs, k.StartedUs, k.ExpiresUs,
+			r.StartedUs, r.ExpiresUs)
 		results := conn.SendBatch(ctx, batch)
 		_, err := results.Exec()
 		var tag pgconn.CommandTag
@@ -113,9 +115,11 @@ func (l *Life) keepStart(ctx context.Context, r *Reservation) error {
 	})
 }
 
-// End moves an open reservation to a final state, and charges the amounts to its buckets. It does not change a reservation that is
-// already in that state.
-func (l *Life) End(ctx context.Context, r *Reservation, final string, amounts func(*Reservation) ([]float64, error)) error {
+// End moves an open reservation to a final state, and charges the amounts to its buckets. It does not change a
+// reservation that is already in that state.
+func (l *Life) End(ctx context.Context, r *Reservation, final string,
+	amounts func(*Reservation) ([]float64, error),
+) error {
 	switch r.State {
 	case final:
 		_, err := amounts(r) // which checks what the call names
@@ -136,8 +140,11 @@ func (l *Life) Expire(ctx context.Context, due ...*Reservation) error {
 	return l.finish(ctx, Expired, (*Reservation).Released, due...)
 }
 
-// finish saves the final state of reservations, and charges the buckets of all of them together, so that their rows are locked in order.
-func (l *Life) finish(ctx context.Context, final string, amounts func(*Reservation) []float64, all ...*Reservation) error {
+// finish saves the final state of reservations, and charges the buckets of all of them together, so that their rows are
+// locked in order.
+func (l *Life) finish(ctx context.Context, final string, amounts func(*Reservation) []float64,
+	all ...*Reservation,
+) error {
 	var charges []store.Charge
 	var ends []store.End
 	dues, inSQL := make([][]float64, len(all)), l.Session.KeepsInSQL()
@@ -212,8 +219,8 @@ func (r *Reservation) until(us int64) time.Duration {
 	return time.Duration(max(0, us-r.NowUs)) * time.Microsecond
 }
 
-// Renew takes again what the reservation took, and moves it to its new slot. It returns the wait for that, or the wait until it can be tried again,
-// without a change. The caller saves the reservation.
+// Renew takes again what the reservation took, and moves it to its new slot. It returns the wait for that, or the wait
+// until it can be tried again, without a change. The caller saves the reservation.
 func (l *Life) Renew(ctx context.Context, r *Reservation) (wait time.Duration, err error) {
 	wait, _, err = l.renew(ctx, r, false)
 	return wait, err
@@ -270,7 +277,8 @@ func (l *Life) renew(ctx context.Context, r *Reservation, starts bool) (wait tim
 // row returns what ReserveAgain keeps.
 func (r *Reservation) row(starts bool) *store.Row {
 	row := &store.Row{
-		ID: r.ID, NotBeforeUs: r.PausedUntil, ExpireUs: r.ExpiresUs - r.ReadyUs, Release: r.Release, Known: r.known, Starts: starts,
+		ID: r.ID, NotBeforeUs: r.PausedUntil, ExpireUs: r.ExpiresUs - r.ReadyUs, Release: r.Release, Known: r.known,
+		Starts: starts,
 	}
 	if r.StaleUs != nil {
 		row.StaleUs = new(*r.StaleUs - r.ReadyUs)

@@ -13,8 +13,8 @@ type Place struct {
 	Several bool // whether it has others, too
 }
 
-// Places remembers the buckets of the latest reservations that a process has made, because Cancel names an ID only. The zero value
-// remembers none.
+// Places remembers the buckets of the latest reservations that a process has made, because Cancel names an ID only. The
+// zero value remembers none.
 type Places struct {
 	mu            sync.Mutex
 	recent, older map[string]Place

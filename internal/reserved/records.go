@@ -30,10 +30,11 @@ type Records interface {
 	SaveReservation(ctx context.Context, u *store.Unit, r *Reservation) error
 	// Due returns up to most reservations that are open and have ended, and that come after the one named, by their ends.
 	Due(ctx context.Context, u *store.Unit, after int64, last string, most int) ([]*Reservation, error)
-	// LockDue locks the open reservations that have ended and that no other transaction has locked. It returns them in the order of
-	// their ends.
+	// LockDue locks the open reservations that have ended and that no other transaction has locked. It returns them in the
+	// order of their ends.
 	LockDue(ctx context.Context, u *store.Unit, ids []string) ([]*Reservation, error)
-	// ForgetEnded deletes some of the reservations that are not open and ended before KeepEnded, and reports whether there may be more.
+	// ForgetEnded deletes some of the reservations that are not open and ended before KeepEnded, and reports whether there
+	// may be more.
 	ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error)
 }
 
@@ -53,8 +54,9 @@ func (r *Reservation) Queue(u *store.Unit, batch *pgx.Batch) {
 	batch.Queue(u.Statement(files, "reservation_save"), r.parameters()...)
 }
 
-// LockReservation locks the reservation, and reads it with the time behind the lock. The statement inserts one without buckets when there is none,
-// which is undone unless the caller wants it. Outside a transaction it only reads: see store.ErrChanged.
+// LockReservation locks the reservation, and reads it with the time behind the lock. The statement inserts one without
+// buckets when there is none, which is undone unless the caller wants it. Outside a transaction it only reads: see
+// store.ErrChanged.
 func (Tables) LockReservation(ctx context.Context, u *store.Unit, id string, vacant bool) (*Reservation, error) {
 	if u.IsOnPool() {
 		read, err := readAll(ctx, u, "reservation_read", id)
@@ -98,7 +100,9 @@ func (Tables) SaveReservation(ctx context.Context, u *store.Unit, r *Reservation
 }
 
 // Due reads them by reservations_expired.sql.
-func (Tables) Due(ctx context.Context, u *store.Unit, after int64, last string, most int) (due []*Reservation, err error) {
+func (Tables) Due(ctx context.Context, u *store.Unit, after int64, last string,
+	most int,
+) (due []*Reservation, err error) {
 	batch, filtered := &pgx.Batch{}, false
 	u.QueueFiltered(batch)
 	batch.Queue(u.Statement(files, "reservations_expired"), int32(most), u.AsOf(), after, last)

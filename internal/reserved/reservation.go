@@ -1,5 +1,5 @@
-// Package reserved keeps reservations, which are records of tokens that were taken for work that is done later. It has their rows, and their life from
-// open to settled, cancelled or expired.
+// Package reserved keeps reservations, which are records of tokens that were taken for work that is done later. It has
+// their rows, and their life from open to settled, cancelled or expired.
 package reserved
 
 import (
@@ -50,7 +50,8 @@ type Reservation struct {
 	others json.RawMessage // as it was read
 }
 
-// Reserved is a bucket that a reservation took from, and the terms under which it did. The fields have the names of the columns.
+// Reserved is a bucket that a reservation took from, and the terms under which it did. The fields have the names of the
+// columns.
 type Reserved struct {
 	bucket.Key
 	Plan     string  `json:"plan,omitzero"` // of the key
@@ -75,7 +76,10 @@ type Reserved struct {
 // Record returns the reservation of the tokens taken.
 func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Record {
 	paid, owed, ready := ReadyAt(asks, answers, k.NotBefore)
-	r := &Reservation{ID: newID(), State: Open, ReadyUs: ready, ExpiresUs: ready + k.ExpireAfter.Microseconds(), Release: k.Release}
+	r := &Reservation{
+		ID: newID(), State: Open, ReadyUs: ready, ExpiresUs: ready + k.ExpireAfter.Microseconds(),
+		Release: k.Release,
+	}
 	if k.StaleAfter > 0 {
 		stale := ready + k.StaleAfter.Microseconds()
 		r.StaleUs = &stale
@@ -95,7 +99,10 @@ func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Recor
 
 // Row implements store.Recorder.
 func (k *Keeping) Row() store.Row {
-	row := store.Row{ID: newID(), Plans: k.Plans, NotBeforeUs: k.NotBefore, ExpireUs: k.ExpireAfter.Microseconds(), Release: k.Release}
+	row := store.Row{
+		ID: newID(), Plans: k.Plans, NotBeforeUs: k.NotBefore, ExpireUs: k.ExpireAfter.Microseconds(),
+		Release: k.Release,
+	}
 	if k.StaleAfter > 0 {
 		row.StaleUs = new(k.StaleAfter.Microseconds())
 	}
@@ -158,9 +165,9 @@ func newID() string {
 	return h[:8] + "-" + h[8:12] + "-" + h[12:16] + "-" + h[16:20] + "-" + h[20:]
 }
 
-// Asks returns the asks of the reservation, under the terms that its limits have now, to take or charge its tokens again.
-// Returned tokens were in the bucket before, so a credit may fill a bucket up to the capacity of then or of now. If the terms of now
-// are of another plan than the key's, its capacity loses no tokens.
+// Asks returns the asks of the reservation, under the terms that its limits have now, to take or charge its tokens
+// again. Returned tokens were in the bucket before, so a credit may fill a bucket up to the capacity of then or of now.
+// If the terms of now are of another plan than the key's, its capacity loses no tokens.
 func (r *Reservation) Asks() []bucket.Ask {
 	asks := make([]bucket.Ask, len(r.Buckets))
 	for i := range asks {

@@ -22,8 +22,8 @@ func record(t *testing.T, keep Keeping, asks []bucket.Ask, answers []bucket.Answ
 	return r
 }
 
-// A reservation is ready when the slowest of its limits owes nothing any more, and not before the end of a pause. Each bucket
-// gives back to the step in which it owed nothing itself.
+// A reservation is ready when the slowest of its limits owes nothing any more, and not before the end of a pause. Each
+// bucket gives back to the step in which it owed nothing itself.
 func TestAReservationIsReadyOnceItsTokensAreRepaid(t *testing.T) {
 	t.Parallel()
 	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000, MaxOwed: 10, Reserves: true}

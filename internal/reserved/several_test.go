@@ -65,8 +65,8 @@ func drawShifts(src buckettest.Source) bucket.Terms {
 	return bucket.Terms{Kind: bucket.Steps{}, Capacity: rate, Rate: rate, Step: hour, Steps: 1, MaxOwed: rate, Reserves: true, Windows: shifts{}}
 }
 
-// TestReservationsOfSeveralAgree runs random histories of calls on reservations of several buckets, alone and in transactions of each
-// isolation level, as TestReserveAndSettleAgree does for one bucket.
+// TestReservationsOfSeveralAgree runs random histories of calls on reservations of several buckets, alone and in
+// transactions of each isolation level, as TestReserveAndSettleAgree does for one bucket.
 func TestReservationsOfSeveralAgree(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {

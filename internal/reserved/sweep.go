@@ -22,8 +22,8 @@ const (
 	expireWait = time.Second
 )
 
-// EachDue passes the IDs of the due reservations to each, in portions, every ID once. It ends when none is left or each returns
-// false. bounded bounds the time of one search.
+// EachDue passes the IDs of the due reservations to each, in portions, every ID once. It ends when none is left or each
+// returns false. bounded bounds the time of one search.
 func EachDue(ctx context.Context, u *store.Unit, bounded func(context.Context) (context.Context, context.CancelFunc),
 	each func(ids []string) (more bool, err error),
 ) error {
@@ -51,8 +51,8 @@ func BoundWait(ctx context.Context, u *store.Unit) error { return u.BoundWait(ct
 // ErrStuck is returned for a reservation that a sweep passes over: it would change a bucket that is in Stuck.
 var ErrStuck = errors.New("ratelimit: another transaction holds the row of a bucket")
 
-// Stuck is the set of buckets whose rows a sweep over many reservations found held for longer than it waits. A nil Stuck is empty,
-// and Add does nothing to it.
+// Stuck is the set of buckets whose rows a sweep over many reservations found held for longer than it waits. A nil
+// Stuck is empty, and Add does nothing to it.
 type Stuck map[bucket.Key]bool
 
 // Contains reports whether a bucket of the reservation is in the set.
@@ -76,8 +76,8 @@ func (s Stuck) Add(err error, r *Reservation) {
 
 type stuckKey struct{}
 
-// Sweeping returns a context for ending many reservations, one call after the other. The calls wait a second at most for a row,
-// and return ErrStuck for a bucket that such a wait has ended at before.
+// Sweeping returns a context for ending many reservations, one call after the other. The calls wait a second at most
+// for a row, and return ErrStuck for a bucket that such a wait has ended at before.
 func Sweeping(ctx context.Context) context.Context {
 	return context.WithValue(ctx, stuckKey{}, Stuck{})
 }

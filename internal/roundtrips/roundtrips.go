@@ -7,8 +7,8 @@ import (
 	"sync/atomic"
 )
 
-// Counter counts the round trips on the connections that its Dial made: how often something was read after something was
-// written. Statements that are sent together are one, however many they are. The zero Counter is ready for use.
+// Counter counts the round trips on the connections that its Dial made: how often something was read after something
+// was written. Statements that are sent together are one, however many they are. The zero Counter is ready for use.
 type Counter struct{ trips atomic.Int64 }
 
 // Trips returns the number of round trips so far.

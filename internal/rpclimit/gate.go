@@ -1,5 +1,5 @@
-// Package rpclimit decides on the calls of an RPC server, and words the answers to calls that are not allowed. Codes and details are
-// the same in gRPC and in Connect.
+// Package rpclimit decides on the calls of an RPC server, and words the answers to calls that are not allowed. Codes
+// and details are the same in gRPC and in Connect.
 package rpclimit
 
 import (
@@ -17,8 +17,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Config holds the settings of a Gate. Call is the type that describes a call. grpclimit and connectlimit document all fields but
-// the first two.
+// Config holds the settings of a Gate. Call is the type that describes a call. grpclimit and connectlimit document all
+// fields but the first two.
 type Config[Call any] struct {
 	// Method returns the name of the called method. A client may have chosen it.
 	Method func(call Call) string
@@ -75,8 +75,8 @@ func (c Config[Call]) validate() error {
 	return nil
 }
 
-// Gate decides on calls. It is safe for concurrent use. Its errors for clients are a *[RejectionError], or an error of Config.Requests or
-// Config.Message that has a code.
+// Gate decides on calls. It is safe for concurrent use. Its errors for clients are a *[RejectionError], or an error of
+// Config.Requests or Config.Message that has a code.
 type Gate[Call any] struct {
 	limiter  *ratelimit.Limiter
 	config   Config[Call]
@@ -97,9 +97,12 @@ func New[Call any](limiter *ratelimit.Limiter, config Config[Call]) (*Gate[Call]
 	return &Gate[Call]{limiter: limiter, config: config}, nil
 }
 
-// Unary takes the tokens of a call and of its message, from all of their limits or from none, and holds its slots until release. It
-// returns the context for the handler, with the decision, or an error for the client. After an error there is nothing to release.
-func (g *Gate[Call]) Unary(ctx context.Context, call Call, message any) (held context.Context, release func(), _ error) {
+// Unary takes the tokens of a call and of its message, from all of their limits or from none, and holds its slots until
+// release. It returns the context for the handler, with the decision, or an error for the client. After an error there
+// is nothing to release.
+func (g *Gate[Call]) Unary(ctx context.Context, call Call,
+	message any,
+) (held context.Context, release func(), _ error) {
 	if g.skips(ctx, call) {
 		return ctx, func() {}, nil
 	}
@@ -140,8 +143,9 @@ func (g *Gate[Call]) Open(ctx context.Context, call Call) (_ *Stream[Call], rele
 	return &Stream[Call]{Context: held, gate: g, call: call}, release, nil
 }
 
-// Receive receives a message by a function, and takes its tokens. answer converts a RejectionError into the client's error, once.
-// After a refusal Receive returns the same error again. A message cannot ask for slots, because nothing would release them.
+// Receive receives a message by a function, and takes its tokens. answer converts a RejectionError into the client's
+// error, once. After a refusal Receive returns the same error again. A message cannot ask for slots, because nothing
+// would release them.
 func (s *Stream[Call]) Receive(message any, receive func(message any) error, answer func(error) error) error {
 	if s.refused != nil {
 		return s.refused
@@ -210,7 +214,9 @@ func (g *Gate[Call]) withoutKey() *RejectionError {
 }
 
 // admit takes the requests, and holds the slots among them until release.
-func (g *Gate[Call]) admit(ctx context.Context, method string, requests []ratelimit.Request) (held context.Context, release func(), _ error) {
+func (g *Gate[Call]) admit(ctx context.Context, method string,
+	requests []ratelimit.Request,
+) (held context.Context, release func(), _ error) {
 	g.warnNested(ctx, method, requests)
 	lease, admitted, err := g.decide(ctx, method, requests, guard.Take)
 	if err != nil {
@@ -266,13 +272,18 @@ func (g *Gate[Call]) misused(ctx context.Context, method string, err error) *Rej
 }
 
 // undecided returns the rejection of a call without a decision, or nil to let it through.
-func (g *Gate[Call]) undecided(ctx context.Context, method string, requests []ratelimit.Request, err error) *RejectionError {
+func (g *Gate[Call]) undecided(ctx context.Context, method string, requests []ratelimit.Request,
+	err error,
+) *RejectionError {
 	enforced := guard.IsEnforced(g.limiter, requests)
 	if enforced && guard.IsMisuse(err) {
 		return g.misused(ctx, method, err)
 	}
 	result := guard.Result(ctx, err, g.config.FailOpen)
-	g.tell(ctx, ratelimit.Answered{Route: method, Limit: requests[0].Limit().Name(), Result: result, Shadow: !enforced, Err: err})
+	g.tell(ctx, ratelimit.Answered{
+		Route: method, Limit: requests[0].Limit().Name(), Result: result, Shadow: !enforced,
+		Err: err,
+	})
 	switch {
 	case !enforced, result == guard.FailedOpen:
 		g.log(ctx, "ratelimit: call let through undecided", method, err)
@@ -282,7 +293,8 @@ func (g *Gate[Call]) undecided(ctx context.Context, method string, requests []ra
 	case result == guard.BadKey:
 		return g.withoutKey()
 	case result == guard.TooCostly:
-		return g.rejection(InvalidArgument, "COST_EXCEEDS_CAPACITY", "this call costs more than its limit can ever allow at once")
+		return g.rejection(InvalidArgument, "COST_EXCEEDS_CAPACITY", "this call costs more than its limit can ever allow "+
+			"at once")
 	case result == guard.BadCost:
 		return g.rejection(InvalidArgument, "INVALID_COST", "the cost of this call is not a usable number")
 	}
@@ -345,7 +357,8 @@ func (g *Gate[Call]) warnNested(ctx context.Context, method string, requests []r
 		}
 		if limit, twice := guard.Twice(g.limiter, outer.requests, requests); twice {
 			g.nested.Do(func() {
-				g.config.Logger.WarnContext(ctx, "ratelimit: two interceptors take from the same bucket, so each call counts twice; "+
+				g.config.Logger.WarnContext(ctx, "ratelimit: two interceptors take from the same bucket, so each call counts "+
+					"twice; "+
 					"leave the limit out of one of them", slog.String("limit", limit), slog.String("method", method))
 			})
 		}
@@ -355,7 +368,9 @@ func (g *Gate[Call]) warnNested(ctx context.Context, method string, requests []r
 // PeerIsKey logs, once, that the key of a forwarded call is its peer. Then all clients of a proxy share a bucket.
 func (g *Gate[Call]) PeerIsKey(ctx context.Context, method string) {
 	g.proxied.Do(func() {
-		g.config.Logger.WarnContext(ctx, "ratelimit: a forwarded call has the key of its peer; if the peer is a proxy, all its clients "+
-			"share a bucket: take the key from a header that the proxy sets", slog.String("method", strings.ToValidUTF8(method, "?")))
+		g.config.Logger.WarnContext(ctx, "ratelimit: a forwarded call has the key of its peer; if the peer is a proxy, all "+
+			"its clients "+
+			"share a bucket: take the key from a header that the proxy sets",
+			slog.String("method", strings.ToValidUTF8(method, "?")))
 	})
 }

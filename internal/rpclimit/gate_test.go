@@ -155,8 +155,8 @@ func (b *bundle) admit(ctx context.Context, requests ...ratelimit.Request) rpcli
 	return codeOf(err)
 }
 
-// TestAnswers promises the code and the reason of the answer to a call, what the Observer and the log receive, and that neither the
-// answer nor the log has a key.
+// TestAnswers promises the code and the reason of the answer to a call, what the Observer and the log receive, and that
+// neither the answer nor the log has a key.
 func TestAnswers(t *testing.T) {
 	t.Parallel()
 	const secret = "hunter2"
@@ -296,8 +296,8 @@ func TestNewRefuses(t *testing.T) {
 
 var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1, Lease: time.Minute})
 
-// TestSlotsAreHeldUntilTheRelease promises that a call has its slot until its handler is done, and tokens and slots together or
-// not at all.
+// TestSlotsAreHeldUntilTheRelease promises that a call has its slot until its handler is done, and tokens and slots
+// together or not at all.
 func TestSlotsAreHeldUntilTheRelease(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
@@ -313,7 +313,8 @@ func TestSlotsAreHeldUntilTheRelease(t *testing.T) {
 	require.Equal(t, rpclimit.OK, b.admit(t.Context(), atOnce.For("ada")), "and no slot")
 }
 
-// TestACallIsCancelledWhenItLosesItsSlot promises that the handler's context ends then, and that the Observer receives it.
+// TestACallIsCancelledWhenItLosesItsSlot promises that the handler's context ends then, and that the Observer receives
+// it.
 func TestACallIsCancelledWhenItLosesItsSlot(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) { // renewals have a virtual clock
@@ -332,8 +333,8 @@ func TestACallIsCancelledWhenItLosesItsSlot(t *testing.T) {
 	})
 }
 
-// TestMessagesOfAStream promises that each message is decided when it arrives, that it takes no slot, which nothing would release, and
-// that after a rejection no message is received.
+// TestMessagesOfAStream promises that each message is decided when it arrives, that it takes no slot, which nothing
+// would release, and that after a rejection no message is received.
 func TestMessagesOfAStream(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
@@ -371,8 +372,8 @@ func TestAddressKey(t *testing.T) {
 	}
 }
 
-// TestCallsWithoutAKeyAreAnsweredAndCounted promises the same answer whether the application or the limit finds that a call has no
-// key, and an event for it, and for errors with a code.
+// TestCallsWithoutAKeyAreAnsweredAndCounted promises the same answer whether the application or the limit finds that a
+// call has no key, and an event for it, and for errors with a code.
 func TestCallsWithoutAKeyAreAnsweredAndCounted(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil, func(c *rpclimit.Config[call]) { c.InvalidKey, c.Domain = rpclimit.Unauthenticated, "echo" })
@@ -428,8 +429,8 @@ func TestOnlyValue(t *testing.T) {
 	}
 }
 
-// TestNestedGatesThatCountTwiceSaySo promises one line for a bucket that two gates take from, and none for another bucket, or for a
-// message of a stream, which costs beside the stream.
+// TestNestedGatesThatCountTwiceSaySo promises one line for a bucket that two gates take from, and none for another
+// bucket, or for a message of a stream, which costs beside the stream.
 func TestNestedGatesThatCountTwiceSaySo(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)

@@ -25,11 +25,12 @@ func (e *MissingKeyError) Error() string { return e.text }
 // Unwrap returns ratelimit.ErrInvalidKey.
 func (*MissingKeyError) Unwrap() error { return ratelimit.ErrInvalidKey }
 
-// OnlyValue returns the only value of a header. Without a value there is no key, and of several the client would choose one, so
-// both are a *MissingKeyError.
+// OnlyValue returns the only value of a header. Without a value there is no key, and of several the client would choose
+// one, so both are a *MissingKeyError.
 func OnlyValue(name string, values []string) (string, error) {
 	if len(values) != 1 || values[0] == "" {
-		return "", &MissingKeyError{fmt.Sprintf("%s: this call needs it once and not empty, and has it %d times", name, len(values))}
+		return "", &MissingKeyError{fmt.Sprintf("%s: this call needs it once and not empty, and has it %d times", name,
+			len(values))}
 	}
 	return values[0], nil
 }

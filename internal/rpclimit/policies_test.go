@@ -58,8 +58,8 @@ func TestPoliciesDecide(t *testing.T) {
 	require.Equal(t, "COST_EXCEEDS_CAPACITY", ask("ada", "pro", 7).Reason)
 }
 
-// TestARefusalByAPauseSaysSo promises that the answer to a call refused by a pause says so, and when the pause ends. It does not say why,
-// or which limits were not checked or are in shadow mode.
+// TestARefusalByAPauseSaysSo promises that the answer to a call refused by a pause says so, and when the pause ends. It
+// does not say why, or which limits were not checked or are in shadow mode.
 func TestARefusalByAPauseSaysSo(t *testing.T) {
 	t.Parallel()
 	tried := ratelimit.Define("tried", ratelimit.PerHour(2))
@@ -81,8 +81,9 @@ func TestARefusalByAPauseSaysSo(t *testing.T) {
 	require.Equal(t, []string{"perUser: 2 per hour"}, descriptions(r))
 }
 
-// TestShadowAndOffRefuseNothing promises that a limit in shadow mode, or off, allows all calls, and that the refusals of a limit in shadow
-// mode are reported. The route for the Observer and for Config.Refused is the method, as text that a database can store.
+// TestShadowAndOffRefuseNothing promises that a limit in shadow mode, or off, allows all calls, and that the refusals
+// of a limit in shadow mode are reported. The route for the Observer and for Config.Refused is the method, as text that
+// a database can store.
 func TestShadowAndOffRefuseNothing(t *testing.T) {
 	t.Parallel()
 	p := plans{}

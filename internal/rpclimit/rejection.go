@@ -81,6 +81,7 @@ func Refused(d ratelimit.Decision, domain string) *RejectionError {
 	}
 	message += strings.Join(names, ", ") + ": retry after " + words.Wait(d.RetryAfter)
 	return &RejectionError{
-		Code: ResourceExhausted, Message: message, Reason: reason, Domain: domain, RetryAfter: d.RetryAfter, Violations: violations,
+		Code: ResourceExhausted, Message: message, Reason: reason, Domain: domain, RetryAfter: d.RetryAfter,
+		Violations: violations,
 	}
 }

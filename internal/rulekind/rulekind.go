@@ -1,5 +1,5 @@
-// Package rulekind marks the calls of guards and workers. For these a stored rule decides whether a limit has slots or tokens, not
-// the definition in the code.
+// Package rulekind marks the calls of guards and workers. For these a stored rule decides whether a limit has slots or
+// tokens, not the definition in the code.
 package rulekind
 
 import "context"

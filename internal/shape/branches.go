@@ -9,14 +9,16 @@ import (
 	"strings"
 )
 
-// A mechanism is a feature of the core. It has files of its own; a condition anywhere else that names it is a branch that leaks.
+// A mechanism is a feature of the core. It has files of its own; a condition anywhere else that names it is a branch
+// that leaks.
 type mechanism struct {
 	name  string
 	own   []string // patterns of paths
 	names *regexp.Regexp
 }
 
-// mechanisms returns the mechanisms of the core, with the identifiers that conditions name them by. A word is a whole identifier.
+// mechanisms returns the mechanisms of the core, with the identifiers that conditions name them by. A word is a whole
+// identifier.
 func mechanisms() []mechanism {
 	return []mechanism{
 		{
@@ -31,11 +33,13 @@ func mechanisms() []mechanism {
 		{
 			"kinds",
 			[]string{
-				"internal/bucket/steps.go", "internal/bucket/windows.go", "internal/bucket/concurrent.go", "internal/bucket/sliding.go",
+				"internal/bucket/steps.go", "internal/bucket/windows.go", "internal/bucket/concurrent.go",
+				"internal/bucket/sliding.go",
 				"internal/store/parts.go", "ratelimit/concurrency.go", "ratelimit/hold.go", "ratelimit/lease.go",
 				"ratelimit/slidingwindow.go", // and the package internal/slots
 			},
-			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`, `\.Kind [!=]= `, `\.Kind\.\(`, `\bStatement\b`, `\bg(roup\))?\.isPlain\b`),
+			words(`slides|isOdd|isWindow|(All|Any)Steps|(Any)?Holds|lastFence|SlidingWindow|Concurrency|FixedWindow|TokenBucket`,
+				`\.Kind [!=]= `, `\.Kind\.\(`, `\bStatement\b`, `\bg(roup\))?\.isPlain\b`),
 		},
 		{
 			"eras",
@@ -45,7 +49,8 @@ func mechanisms() []mechanism {
 		{
 			"rules",
 			[]string{"ratelimit/resolve.go", "ratelimit/rule.go"},
-			words(`ruled|isRuledAs|isPaused|paused|[pP]ausedUntil|notBefore|released|On|Off|Shadow|Unenforced`, `\bplan\.isPlain\b`),
+			words(`ruled|isRuledAs|isPaused|paused|[pP]ausedUntil|notBefore|released|On|Off|Shadow|Unenforced`,
+				`\bplan\.isPlain\b`),
 		},
 		{
 			"memory",
@@ -90,8 +95,8 @@ func words(identifiers string, others ...string) *regexp.Regexp {
 	return regexp.MustCompile(strings.Join(append([]string{`\b(` + identifiers + `)\b`}, others...), "|"))
 }
 
-// countBranches counts the conditions of a file of the core that name a mechanism whose file it is not. A condition that names
-// several mechanisms counts once for each.
+// countBranches counts the conditions of a file of the core that name a mechanism whose file it is not. A condition
+// that names several mechanisms counts once for each.
 func countBranches(n numbers, t *tree, f *file) {
 	list := conditions(t, f)
 	for _, m := range mechanisms() {
@@ -108,7 +113,8 @@ func countBranches(n numbers, t *tree, f *file) {
 	}
 }
 
-// A condition is the head of an if, for, switch or case, or another expression that compares, negates or joins conditions.
+// A condition is the head of an if, for, switch or case, or another expression that compares, negates or joins
+// conditions.
 type condition struct {
 	line int
 	text string // on one line, without comments

@@ -89,7 +89,8 @@ func measure(t *tree) numbers {
 // receivers returns the types of the core whose methods are counted.
 func receivers() []string { return []string{"Limiter", "Session", "Terms"} }
 
-// countPackage counts the lines, the file and the exported names of a Go file, for its package and for the core. Tests are left out.
+// countPackage counts the lines, the file and the exported names of a Go file, for its package and for the core. Tests
+// are left out.
 func countPackage(n numbers, t *tree, f *file) {
 	if !f.isSource() {
 		return
@@ -113,7 +114,8 @@ type exportedName struct {
 	pos  token.Pos
 }
 
-// exported returns the exported constants, variables, types and functions of a file, and the exported methods of its exported types.
+// exported returns the exported constants, variables, types and functions of a file, and the exported methods of its
+// exported types.
 func exported(f *ast.File) (names []exportedName) {
 	add := func(prefix string, ident *ast.Ident) {
 		if ident.IsExported() {
@@ -181,8 +183,8 @@ func countMethods(n numbers, t *tree, f *file) {
 	}
 }
 
-// countStatements counts SQL files, and the strings of Go files that begin like a statement. Templates and tests are left out. The
-// statements in a directory called sql belong to the package around it.
+// countStatements counts SQL files, and the strings of Go files that begin like a statement. Templates and tests are
+// left out. The statements in a directory called sql belong to the package around it.
 func countStatements(n numbers, t *tree, f *file) {
 	add := func(i item) {
 		n.add("package/"+f.owner()+"/sql", i)

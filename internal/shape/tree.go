@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// A tree is a checkout of the repository, read and parsed. Directories whose names begin with a dot or an underscore, testdata and
-// node_modules are left out.
+// A tree is a checkout of the repository, read and parsed. Directories whose names begin with a dot or an underscore,
+// testdata and node_modules are left out.
 type tree struct {
 	set   *token.FileSet
 	files []file // sorted by path
@@ -71,7 +71,8 @@ func readTree(root string) (*tree, error) {
 }
 
 func isLeftOut(directory string) bool {
-	return strings.HasPrefix(directory, ".") || strings.HasPrefix(directory, "_") || directory == "testdata" || directory == "node_modules"
+	return strings.HasPrefix(directory, ".") || strings.HasPrefix(directory, "_") || directory == "testdata" ||
+		directory == "node_modules"
 }
 
 func (t *tree) read(name, relative string) error {
@@ -85,7 +86,8 @@ func (t *tree) read(name, relative string) error {
 	}
 	f := file{path: relative, text: string(text)}
 	if extension == ".go" {
-		if f.ast, err = parser.ParseFile(t.set, relative, text, parser.ParseComments|parser.SkipObjectResolution); err != nil {
+		if f.ast, err = parser.ParseFile(t.set, relative, text,
+			parser.ParseComments|parser.SkipObjectResolution); err != nil {
 			return err
 		}
 		f.generated = ast.IsGenerated(f.ast)

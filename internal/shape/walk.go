@@ -13,8 +13,8 @@ import (
 	"strings"
 )
 
-// countWalks runs bench/walk of the checkout, which starts a Postgres or uses one as the tests do. It counts the files that a call
-// enters, and how often it returns to one of them. A checkout without bench/walk has none.
+// countWalks runs bench/walk of the checkout, which starts a Postgres or uses one as the tests do. It counts the files
+// that a call enters, and how often it returns to one of them. A checkout without bench/walk has none.
 func countWalks(ctx context.Context, n numbers, root string) error {
 	bench := filepath.Join(root, "bench")
 	if _, err := os.Stat(filepath.Join(bench, "walk")); errors.Is(err, fs.ErrNotExist) {

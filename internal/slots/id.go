@@ -45,8 +45,8 @@ func (id *ID) Sort() {
 	id.Of = slices.CompactFunc(id.Of, func(a, b Share) bool { return a.Row == b.Row })
 }
 
-// String returns the ID: the version, and then, in base64url, the fencing token, the parts and a checksum. The part of a limit is
-// its name, its stored key, its plan, the slots and the length.
+// String returns the ID: the version, and then, in base64url, the fencing token, the parts and a checksum. The part of
+// a limit is its name, its stored key, its plan, the slots and the length.
 func (id *ID) String() string {
 	b := binary.AppendUvarint(nil, uint64(id.Fence))
 	text := func(s string) {
@@ -64,7 +64,8 @@ func (id *ID) String() string {
 	return version + base64.RawURLEncoding.EncodeToString(b)
 }
 
-// Parse parses an ID. It accepts only IDs that String returns, with shares that valid accepts. An error names the mistake.
+// Parse parses an ID. It accepts only IDs that String returns, with shares that valid accepts. An error names the
+// mistake.
 func Parse(text string, valid func(of *Share) bool) (*ID, error) {
 	invalid := func(problem string) (*ID, error) { return nil, errors.New(problem) }
 	encoded, known := strings.CutPrefix(text, version)
@@ -74,7 +75,8 @@ func Parse(text string, valid func(of *Share) bool) (*ID, error) {
 	case len(text) > maxID:
 		return invalid(fmt.Sprintf("it has %d bytes, and none has more than %d", len(text), maxID))
 	case !known:
-		return invalid(fmt.Sprintf("%.20q is not how the ID of a Lease begins; pass the one that Acquire returned, and that of a Reservation to Settle or Cancel", text))
+		return invalid(fmt.Sprintf("%.20q is not how the ID of a Lease begins; pass the one that Acquire returned, and "+
+			"that of a Reservation to Settle or Cancel", text))
 	}
 	b, err := base64.RawURLEncoding.Strict().DecodeString(encoded)
 	if n := len(b) - 4; err != nil || n < 0 || binary.BigEndian.Uint32(b[n:]) != crc32.ChecksumIEEE(b[:n]) {

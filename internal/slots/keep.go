@@ -13,7 +13,8 @@ type Owner interface {
 	Release(ctx context.Context, id string) error
 	// IsLost reports whether an error of Renew or Release says that the lease is lost.
 	IsLost(err error) bool
-	// Lost returns the error of a lease that could not be renewed, with the cause. A nil cause is a lease that has ended meanwhile.
+	// Lost returns the error of a lease that could not be renewed, with the cause. A nil cause is a lease that has ended
+	// meanwhile.
 	Lost(cause error) error
 }
 
@@ -26,8 +27,8 @@ type Span struct {
 // leastRelease is the least time that a release may take.
 const leastRelease = 10 * time.Second
 
-// Keep renews a lease until release is called, which releases it. It calls lose with an error when the lease is lost, and with nil
-// after release.
+// Keep renews a lease until release is called, which releases it. It calls lose with an error when the lease is lost,
+// and with nil after release.
 func Keep(ctx context.Context, owner Owner, id string, span Span, lose context.CancelCauseFunc) (release func()) {
 	k := &keeper{owner: owner, id: id, lose: lose, stop: make(chan struct{}), done: make(chan struct{})}
 	k.holds(span)
@@ -66,7 +67,8 @@ type keeper struct {
 // holds notes how long the lease holds. The server decided between the request and the answer.
 func (k *keeper) holds(span Span) { k.length, k.end = span.Length, span.Asked.Add(span.Length) }
 
-// renew renews the lease. A panic of a hook of the program, such as a tracer of pgx, is an error: it must not end the process.
+// renew renews the lease. A panic of a hook of the program, such as a tracer of pgx, is an error: it must not end the
+// process.
 func (k *keeper) renew(ctx context.Context) (err error) {
 	defer func() {
 		if failure := recover(); failure != nil {
@@ -125,8 +127,9 @@ func (k *keeper) wait(span time.Duration) bool {
 	}
 }
 
-// release ends the renewals, waits for a renewal in progress, because ending it would cost its connection, and releases the
-// lease. It also releases a lease that ended by the clock of this process: the server may have renewed it, with a lost answer.
+// release ends the renewals, waits for a renewal in progress, because ending it would cost its connection, and releases
+// the lease. It also releases a lease that ended by the clock of this process: the server may have renewed it, with a
+// lost answer.
 func (k *keeper) release(ctx context.Context) {
 	defer k.lose(nil)
 	close(k.stop)

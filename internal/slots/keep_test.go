@@ -204,7 +204,8 @@ func (o owner) InOwnTx(ctx context.Context, from *store.Session, fn func(tx *sto
 	})
 }
 
-// A renewal extends the leases on all rows of a call and returns the first end. If one of them is lost, it extends none.
+// A renewal extends the leases on all rows of a call and returns the first end. If one of them is lost, it extends
+// none.
 func TestARenewalExtendsAllLeasesOfACallOrNone(t *testing.T) {
 	t.Parallel()
 	const minute = int64(time.Minute / time.Microsecond)

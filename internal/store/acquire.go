@@ -12,7 +12,8 @@ import (
 // acquired are the leases that the calls of a group have taken on their bucket.
 type acquired struct{ fence, end, last int64 } // the first number, the end of each, and the last end of all leases
 
-// fenceStep is the difference of the numbers that acquire_set_1 gives to the calls for one bucket, as calls in turn would get.
+// fenceStep is the difference of the numbers that acquire_set_1 gives to the calls for one bucket, as calls in turn
+// would get.
 const fenceStep = 1 << 16
 
 // ok reports whether there are such leases.
@@ -32,7 +33,10 @@ func (s *Session) acquireParameters(rows []*row, waits bool) []any {
 	t := &rows[0].ask.Terms
 	kind, _ := t.Kind.(bucket.Concurrent)
 	since, until := spanOf(t)
-	return []any{rows[0].ask.Key.Name, keys, sums, counts, places, slots, nths, t.Capacity, kind.Lease, since, until, s.AsOf(), waits}
+	return []any{
+		rows[0].ask.Key.Name, keys, sums, counts, places, slots, nths, t.Capacity, kind.Lease, since, until,
+		s.AsOf(), waits,
+	}
 }
 
 // scanAcquired reads the answers of acquire_set_1. The first one for a row counts.
@@ -41,7 +45,10 @@ func scanAcquired(found pgx.Rows, rows []*row) error {
 	var a bucket.Answer
 	var fence, end, last pgtype.Int8
 	var leases []int64
-	columns := []any{&place, &a.Allowed, &a.State.Value, &a.State.TS, &a.State.Capacity, &fence, &end, &last, &leases, &a.Now}
+	columns := []any{
+		&place, &a.Allowed, &a.State.Value, &a.State.TS, &a.State.Capacity, &fence, &end, &last, &leases,
+		&a.Now,
+	}
 	_, err := pgx.ForEachRow(found, columns, func() error {
 		if place < 1 || place > int64(len(rows)) {
 			return errUnasked
@@ -71,8 +78,8 @@ func (s *Session) acquireFor(ctx context.Context, r *row) error {
 	return scanAcquired(found, rows)
 }
 
-// setAcquired sets the answers to the calls of a group, each of which has taken a lease after those before it. acquired stays if the
-// row has other leases, which nobody has read.
+// setAcquired sets the answers to the calls of a group, each of which has taken a lease after those before it. acquired
+// stays if the row has other leases, which nobody has read.
 func (g *group) setAcquired() {
 	r, value := g.row, g.row.answer.State.Value
 	for _, c := range g.calls {

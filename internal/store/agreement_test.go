@@ -35,7 +35,8 @@ type twin struct {
 	row   bucket.State // as last found
 }
 
-// twins are buckets that exist twice. Statements decide on one of the two, and Go decides on the locked row of the other.
+// twins are buckets that exist twice. Statements decide on one of the two, and Go decides on the locked row of the
+// other.
 type twins struct {
 	history
 
@@ -53,9 +54,10 @@ func drawWindow(src buckettest.Source) bucket.Terms {
 	return sliding(buckettest.One(src, 1, 3, 10, 0.1, 1e6/3), buckettest.One[int64](src, 1, 3, 5000, 16_667, 1_000_000), buckettest.One[int32](src, 1, 2, 10, 60, 128))
 }
 
-// TestFunctionsAgree runs random histories of calls for one bucket or several, alone, in a batch, and in transactions of each
-// isolation level. They have costs that round, rows that others have written, clocks that step back, and policies that change. Every
-// decision, value, ts and slice of the functions in the server and of the algebra in Go is the same to the last bit.
+// TestFunctionsAgree runs random histories of calls for one bucket or several, alone, in a batch, and in transactions
+// of each isolation level. They have costs that round, rows that others have written, clocks that step back, and
+// policies that change. Every decision, value, ts and slice of the functions in the server and of the algebra in Go is
+// the same to the last bit.
 func TestFunctionsAgree(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
@@ -142,7 +144,8 @@ func (h *twins) step(t *testing.T) {
 	}
 }
 
-// ask returns an ask for as many tokens as the bucket just has, for a few more, or for any other number that it can give.
+// ask returns an ask for as many tokens as the bucket just has, for a few more, or for any other number that it can
+// give.
 func (h *twins) ask(b *twin, terms bucket.Terms) bucket.Ask {
 	now := terms.At(h.now)
 	a := bucket.Ask{Key: bucket.Key{Key: b.key}, Terms: terms, Lowest: -min(terms.MaxOwed, now.MaxOwed) * float64(h.src.Pick(2))}

@@ -6,9 +6,9 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// array is the array parameter of a statement. For a plain slice pgx puts each element into an interface, which allocates; from
-// this type it gets pointers. Without prepared statements, as in the modes exec and simple_protocol, pgx formats it as an array
-// literal.
+// array is the array parameter of a statement. For a plain slice pgx puts each element into an interface, which
+// allocates; from this type it gets pointers. Without prepared statements, as in the modes exec and simple_protocol,
+// pgx formats it as an array literal.
 type array[E element] []E
 
 // element is one of text, integer, bigint and double, which pgx knows by the methods that return values.

@@ -7,8 +7,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Charge takes amounts from buckets, also if they have fewer tokens. The terms in effect under the lock decide until when tokens
-// can be returned, not the terms in effect at the process's own time.
+// Charge takes amounts from buckets, also if they have fewer tokens. The terms in effect under the lock decide until
+// when tokens can be returned, not the terms in effect at the process's own time.
 type Charge struct {
 	Asks    []bucket.Ask
 	Amounts []float64 // negative: to give back
@@ -30,8 +30,8 @@ func (c Charge) withoutZeros() (charged Charge) {
 	return charged
 }
 
-// Charge takes the amounts of the charges, once. A bucket may go below zero. It locks the rows of all charges at once, in the order of
-// locking, except the rows of buckets with an amount of 0.
+// Charge takes the amounts of the charges, once. A bucket may go below zero. It locks the rows of all charges at once,
+// in the order of locking, except the rows of buckets with an amount of 0.
 func (s *Session) Charge(ctx context.Context, charges ...Charge) error {
 	return s.change(ctx, changesOf(charges))
 }
@@ -98,8 +98,8 @@ func (s *Session) change(ctx context.Context, changes []change) error {
 	})
 }
 
-// ChargeLocked makes a charge that depends on what the rows of asks hold, once, and locks these before. On the page that amounts gets, it may
-// charge them, too.
+// ChargeLocked makes a charge that depends on what the rows of asks hold, once, and locks these before. On the page
+// that amounts gets, it may charge them, too.
 func (s *Session) ChargeLocked(ctx context.Context, asks []bucket.Ask, amounts func(p *bucket.Page) Charge) error {
 	if s.memory != nil {
 		return s.ChangeRows(ctx, asks, func(p *bucket.Page) {
@@ -133,7 +133,8 @@ func (s *Session) ChargeLocked(ctx context.Context, asks []bucket.Ask, amounts f
 	})
 }
 
-// Change runs change until it needs no row that another transaction holds, and meets no conflict. In a transaction it runs it once.
+// Change runs change until it needs no row that another transaction holds, and meets no conflict. In a transaction it
+// runs it once.
 func (s *Session) Change(ctx context.Context, verb string, change func(ctx context.Context, s *Session) error) error {
 	return s.RetryHeld(ctx, func(s *Session) error {
 		return s.retry(ctx, verb, func() error { return change(ctx, s) })

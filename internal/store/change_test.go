@@ -76,7 +76,8 @@ func TestACreditEndsWithItsWindow(t *testing.T) {
 	require.Equal(t, 1, s.count())
 }
 
-// Prune deletes a bucket that is full under each policy of its limit, and keeps a bucket that is full under only one of them.
+// Prune deletes a bucket that is full under each policy of its limit, and keeps a bucket that is full under only one of
+// them.
 func TestPruneKeepsABucketUnlessItIsFullUnderEachPolicy(t *testing.T) {
 	t.Parallel()
 	s, small, large := newStand(t), still("still", 10), still("still", 100)
@@ -96,7 +97,8 @@ func TestPruneKeepsABucketUnlessItIsFullUnderEachPolicy(t *testing.T) {
 	require.Equal(t, []string{"still half"}, s.freeRows())
 }
 
-// A row is spare if it was full under each policy, counted from its last slice, and its leases had ended. So says spare_1, too.
+// A row is spare if it was full under each policy, counted from its last slice, and its leases had ended. So says
+// spare_1, too.
 func TestIsSpare(t *testing.T) {
 	t.Parallel()
 	const second = int64(time.Second / time.Microsecond)
@@ -167,8 +169,8 @@ func (k claiming) Row() Row {
 	return k.keeping.Row()
 }
 
-// A batch of one Reserve claims it before it keeps a record: from then on its caller waits for the commit. If the caller has left before,
-// nothing is taken.
+// A batch of one Reserve claims it before it keeps a record: from then on its caller waits for the commit. If the
+// caller has left before, nothing is taken.
 func TestALoneReserveIsClaimed(t *testing.T) {
 	t.Parallel()
 	s, asks := newStand(t), tokenBucket("still", 1, 3600e9, 10, 0)
@@ -187,7 +189,8 @@ func TestALoneReserveIsClaimed(t *testing.T) {
 	require.Equal(t, []float64{10}, s.held(asks.ask("gone", 0)))
 }
 
-// A batch of Reserves is one round trip, also for one bucket. Each is decided by itself, in their order, and keeps a record if it is allowed.
+// A batch of Reserves is one round trip, also for one bucket. Each is decided by itself, in their order, and keeps a
+// record if it is allowed.
 func TestABatchOfReservesIsOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	s, l := newStand(t), still("still", 10)
@@ -205,7 +208,8 @@ func TestABatchOfReservesIsOneRoundTrip(t *testing.T) {
 	require.Equal(t, []float64{-5, 8, 8}, s.held(l.ask("ada", 0), l.ask("bob", 0), l.ask("eve", 0)))
 }
 
-// TestOnlyTheLimitersOwnTransactionsAreRelaxed protects other transactions: one over several servers of Citus could lose half of its rows.
+// TestOnlyTheLimitersOwnTransactionsAreRelaxed protects other transactions: one over several servers of Citus could
+// lose half of its rows.
 func TestOnlyTheLimitersOwnTransactionsAreRelaxed(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)

@@ -9,8 +9,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Engine keeps rows and records. There are two: Postgres, in which functions decide, and package memstore, for the tests of users and for
-// simulations; see Pages. Instants are microseconds since 1970.
+// Engine keeps rows and records. There are two: Postgres, in which functions decide, and package memstore, for the
+// tests of users and for simulations; see Pages. Instants are microseconds since 1970.
 type Engine interface {
 	// Read returns what rows hold, and locks none. A row that is absent is full.
 	Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.Answer, error)
@@ -21,17 +21,18 @@ type Engine interface {
 
 	// PrunePages returns the parts that Prune looks through, one in a transaction.
 	PrunePages(ctx context.Context, u *Unit) (*PrunePages, error)
-	// Prune deletes the rows of the next part that no transaction holds and that are spare under all terms of their name. gotLock is false,
-	// and nothing was done, if another process prunes the schema.
-	Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error)
+	// Prune deletes the rows of the next part that no transaction holds and that are spare under all terms of their name.
+	// gotLock is false, and nothing was done, if another process prunes the schema.
+	Prune(ctx context.Context, u *Unit, p *PrunePages,
+		termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error)
 }
 
 // verdict is the answer of a statement to a call.
 type verdict uint8
 
 const (
-	// undecided: another policy is in effect, another call was quicker, a row is held, or is not as its terms leave it. The call is
-	// decided by decide_rows_1.
+	// undecided: another policy is in effect, another call was quicker, a row is held, or is not as its terms leave it.
+	// The call is decided by decide_rows_1.
 	undecided verdict = iota
 	refused
 	allowed

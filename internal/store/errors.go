@@ -32,12 +32,13 @@ func IsLockTimeout(err error) bool { return pgerr.Code(err) == codeLockNotAvaila
 // HasTimedOut reports whether a timeout of the session has ended a statement, or an operator has cancelled it.
 func HasTimedOut(err error) bool { return IsLockTimeout(err) || pgerr.Code(err) == pgerr.QueryCanceled }
 
-// ofAll matches the SQLSTATEs that every call of a batch would get. They mean a broken connection, a missing migration, or a server
-// that is read-only, shutting down, or out of memory or connections. A full disk (53100) fails only calls that need a new page.
+// ofAll matches the SQLSTATEs that every call of a batch would get. They mean a broken connection, a missing migration,
+// or a server that is read-only, shutting down, or out of memory or connections. A full disk (53100) fails only calls
+// that need a new page.
 var ofAll = regexp.MustCompile(`^(08|57P|25006|26000|3F000|42P01|42P05|42703|42883|53200|53300)`)
 
-// isOfOne reports whether a statement for several calls may have failed because of one of them, for example by a value or a row of
-// it, or because they are too many for statement_timeout. Nothing was done then.
+// isOfOne reports whether a statement for several calls may have failed because of one of them, for example by a value
+// or a row of it, or because they are too many for statement_timeout. Nothing was done then.
 func isOfOne(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !ofAll.MatchString(pgErr.Code)

@@ -89,8 +89,8 @@ type change struct {
 	length int64   // of that
 }
 
-// element returns the element for the change of a bucket at about an instant. seen is the ts with which its row was last seen; nil: it was not
-// seen. It's for the same row as the one before.
+// element returns the element for the change of a bucket at about an instant. seen is the ts with which its row was
+// last seen; nil: it was not seen. It's for the same row as the one before.
 func (c *change) element(same bool, seen *int64, now int64) rowAsk {
 	a, t := c.ask, &c.ask.Terms
 	r := rowAsk{
@@ -137,8 +137,8 @@ func elementsOf(changes []change, seen []*int64, now int64) []rowAsk {
 	return elements
 }
 
-// mostRounds bounds how often decide_rows_1 is asked again because a policy began, or because another call was quicker with a row of
-// an earlier policy.
+// mostRounds bounds how often decide_rows_1 is asked again because a policy began, or because another call was quicker
+// with a row of an earlier policy.
 const mostRounds = 16
 
 // errUndecided is the error for a call that was never decided.
@@ -163,16 +163,21 @@ func (s *Session) takeInGeneral(ctx context.Context, c *Call, found []bucket.Ans
 }
 
 // asker calls decide_rows_1, or a function that calls it. If nothing was decided, the answers are what it found.
-type asker func(ctx context.Context, asks []bucket.Ask, elements []rowAsk, asOf *int64) (answers []bucket.Answer, decided bool, err error)
+type asker func(ctx context.Context, asks []bucket.Ask, elements []rowAsk, asOf *int64) (answers []bucket.Answer,
+	decided bool, err error)
 
-// decideInGeneral has decide_rows_1 decide on changes, all or nothing, in the order of locking. It says under which policy each row was
-// written as soon as it knows that, so it may ask twice.
-func (s *Session) decideInGeneral(ctx context.Context, changes []change, found []bucket.Answer) ([]bucket.Answer, error) {
+// decideInGeneral has decide_rows_1 decide on changes, all or nothing, in the order of locking. It says under which
+// policy each row was written as soon as it knows that, so it may ask twice.
+func (s *Session) decideInGeneral(ctx context.Context, changes []change,
+	found []bucket.Answer,
+) ([]bucket.Answer, error) {
 	return s.decideBy(ctx, changes, found, s.askInGeneral)
 }
 
 // decideBy is decideInGeneral by another function that calls decide_rows_1.
-func (s *Session) decideBy(ctx context.Context, changes []change, found []bucket.Answer, ask asker) ([]bucket.Answer, error) {
+func (s *Session) decideBy(ctx context.Context, changes []change, found []bucket.Answer,
+	ask asker,
+) ([]bucket.Answer, error) {
 	q := newInquiry(changes, found)
 	asks := make([]bucket.Ask, len(changes))
 	for i := range changes {
@@ -214,8 +219,8 @@ func (q *inquiry) next(s *Session) (elements []rowAsk, asOf *int64) {
 	return elementsOf(q.changes, q.seen, now), asOf
 }
 
-// arrange sets the terms that hold at the instant of the rows found, which it returns, and when these were written. If a policy that begins less
-// than a minute later has written one of them, the changes are of its first instant.
+// arrange sets the terms that hold at the instant of the rows found, which it returns, and when these were written. If
+// a policy that begins less than a minute later has written one of them, the changes are of its first instant.
 func arrange(changes []change, found []bucket.Answer, seen []*int64, asOf *int64) (as *int64, now int64) {
 	now = found[0].Now
 	for i := range changes {
@@ -230,7 +235,8 @@ func arrange(changes []change, found []bucket.Answer, seen []*int64, asOf *int64
 			if t.HasSpan() && !t.FromFuture(found[i].State, now) {
 				at := t.At(*seen[i])
 				since, _ := at.Span()
-				if now = max(now, since); since < now && *seen[i] > now { // of the next window of a calendar, whose terms hold now, too
+				// of the next window of a calendar, whose terms hold now, too
+				if now = max(now, since); since < now && *seen[i] > now {
 					changes[i].ask.SetNow(*seen[i])
 				}
 			}
@@ -248,7 +254,9 @@ func arrange(changes []change, found []bucket.Answer, seen []*int64, asOf *int64
 }
 
 // askInGeneral calls decide_rows_1.
-func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements []rowAsk, asOf *int64) (answers []bucket.Answer, decided bool, err error) {
+func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements []rowAsk,
+	asOf *int64,
+) (answers []bucket.Answer, decided bool, err error) {
 	text, err := json.Marshal(elements)
 	if err != nil {
 		return nil, false, err
@@ -277,7 +285,8 @@ func generalError(err error, asks []bucket.Ask, first *int32) error {
 	return err
 }
 
-// placeAwaited returns p_first of decide_rows_1. A take from several rows waits for none at first: its caller may leave meanwhile.
+// placeAwaited returns p_first of decide_rows_1. A take from several rows waits for none at first: its caller may leave
+// meanwhile.
 func (s *Session) placeAwaited(asks []bucket.Ask, isTake bool) *int32 {
 	if s.mode == callersTx {
 		return nil
@@ -289,9 +298,11 @@ func (s *Session) placeAwaited(asks []bucket.Ask, isTake bool) *int32 {
 	return &place
 }
 
-// scanGeneral reads the answers of decide_rows_1 or of reserve_rows_1, which says when the work may run. It returns a heldError if another
-// transaction holds a row.
-func (s *Session) scanGeneral(ctx context.Context, rows pgx.Rows, elements []rowAsk) (answers []bucket.Answer, decided bool, ready int64, err error) {
+// scanGeneral reads the answers of decide_rows_1 or of reserve_rows_1, which says when the work may run. It returns a
+// heldError if another transaction holds a row.
+func (s *Session) scanGeneral(ctx context.Context, rows pgx.Rows,
+	elements []rowAsk,
+) (answers []bucket.Answer, decided bool, ready int64, err error) {
 	answers = make([]bucket.Answer, 0, len(elements))
 	var is struct { // one allocation
 		allowed, mended, held pgtype.Bool
@@ -301,7 +312,10 @@ func (s *Session) scanGeneral(ctx context.Context, rows pgx.Rows, elements []row
 		leases                []int64
 	}
 	var held error
-	columns := []any{&is.allowed, &is.value, &is.ts, &is.capacity, &is.taken, &is.leases, &is.now, &is.mended, &is.held, &is.ready}
+	columns := []any{
+		&is.allowed, &is.value, &is.ts, &is.capacity, &is.taken, &is.leases, &is.now, &is.mended, &is.held,
+		&is.ready,
+	}
 	_, err = pgx.ForEachRow(rows, columns[:len(rows.FieldDescriptions())], func() error {
 		a := bucket.Answer{
 			Allowed: is.allowed.Bool, Absent: !is.ts.Valid, Now: is.now.Int64,

@@ -24,8 +24,10 @@ type group struct {
 	number int     // place in the plan
 	row    *row    // one of its rows
 	calls  []*Call // in the order of arrival
-	rest   []*Call // calls for the same rows that it does not take for: there can never be enough for them too, or a sum would round their costs
-	first  [1]*Call
+	// calls for the same rows that it does not take for: there can never be enough for them too, or a sum would round
+	// their costs
+	rest  []*Call
+	first [1]*Call
 }
 
 // row is a bucket of a batch.
@@ -90,8 +92,8 @@ func (p *plan) isOfOneRow() bool {
 	return len(p.groups) == 1 && len(p.several)+len(p.others) == 0
 }
 
-// add adds a call to a group. It returns false if the call is decided in turn, because no statement can decide it, or because an
-// earlier call for one of its buckets is decided in turn.
+// add adds a call to a group. It returns false if the call is decided in turn, because no statement can decide it, or
+// because an earlier call for one of its buckets is decided in turn.
 func (p *plan) add(c *Call) (added bool) {
 	isFit := c.way == byStatement && c.Reserve == nil &&
 		(c.traits.Statement == bucket.StepStatement || !c.rows[0].several)
@@ -126,7 +128,8 @@ func (p *plan) addToRow(c *Call, r *row) bool {
 		p.append(g)
 	}
 	sum, capacity := r.ask.Cost+a.Cost, a.Terms.Capacity
-	isExact := len(g.calls) == 0 || capacity-(capacity-sum) == sum // so that one sum leaves the same tokens as the costs in turn
+	// so that one sum leaves the same tokens as the costs in turn
+	isExact := len(g.calls) == 0 || capacity-(capacity-sum) == sum
 	if c.takes(g) && sum <= capacity && isExact {
 		r.ask.Cost, g.calls = sum, append(g.calls, c)
 	} else {
@@ -159,7 +162,8 @@ func (r *row) isUnder(o *row) bool {
 	return r.ask.Key.Name == o.ask.Key.Name && a == b
 }
 
-// addToSeveral adds a call over several limits, or for a bucket of such a call. All calls that share a bucket are one group.
+// addToSeveral adds a call over several limits, or for a bucket of such a call. All calls that share a bucket are one
+// group.
 func (p *plan) addToSeveral(c *Call) bool {
 	if c.turn == waits { // it makes no rows, and shares some with a call that takes
 		i := slices.IndexFunc(c.rows, func(r *row) bool { return r.group != nil })
@@ -206,8 +210,8 @@ func (c *Call) takes(g *group) bool {
 	return c.turn == takes || c.turn == unknown && len(g.rest) == 0
 }
 
-// setTurns decides on calls one after the other, on what was found, so that their groups take for those for which there's enough. It reports
-// whether that, or a look at the rows of which nothing was found, may decide on some.
+// setTurns decides on calls one after the other, on what was found, so that their groups take for those for which
+// there's enough. It reports whether that, or a look at the rows of which nothing was found, may decide on some.
 func setTurns(calls []*Call) (again bool) {
 	asks := make([][]bucket.Ask, 0, len(calls))
 	for _, c := range calls {
@@ -246,7 +250,8 @@ func (p *plan) append(g *group) {
 	p.groups = append(p.groups, g)
 }
 
-// answer answers the calls of the groups whose costs were taken. It returns the other calls, with the states that were found.
+// answer answers the calls of the groups whose costs were taken. It returns the other calls, with the states that were
+// found.
 func (p *plan) answer() (undecided []*Call) {
 	for _, g := range p.groups {
 		if !g.row.answer.Allowed {
@@ -276,7 +281,8 @@ func (p *plan) answer() (undecided []*Call) {
 	return undecided
 }
 
-// setTaken sets the answers to a call that its group took for. The rows are as they were after the call, and then as they were before.
+// setTaken sets the answers to a call that its group took for. The rows are as they were after the call, and then as
+// they were before.
 func (c *Call) setTaken() {
 	c.Answers = c.room()
 	for i := range c.Asks {
@@ -286,8 +292,8 @@ func (c *Call) setTaken() {
 	}
 }
 
-// setFound sets the answers to a call that no statement took for, as a look. Of a row without an answer nothing is known, and it does not
-// refuse.
+// setFound sets the answers to a call that no statement took for, as a look. Of a row without an answer nothing is
+// known, and it does not refuse.
 func (p *plan) setFound(c *Call) {
 	c.Answers = c.room()
 	for i := range c.Asks {

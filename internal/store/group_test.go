@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Calls that share no bucket are groups of their own. Calls over several limits that share a bucket are one group. A call that no statement can
-// decide, and later calls for its buckets, are in none.
+// Calls that share no bucket are groups of their own. Calls over several limits that share a bucket are one group. A
+// call that no statement can decide, and later calls for its buckets, are in none.
 func TestWhichCallsFormAGroup(t *testing.T) {
 	t.Parallel()
 	a, b, c := still("a", 10), still("b", 10), still("c", 10)
@@ -49,7 +49,8 @@ func TestWhichCallsFormAGroup(t *testing.T) {
 	}
 }
 
-// If the buckets have enough for all calls, one round trip takes for all of them, and each answer has the tokens left after it.
+// If the buckets have enough for all calls, one round trip takes for all of them, and each answer has the tokens left
+// after it.
 func TestClustersAreTakenAtOnce(t *testing.T) {
 	t.Parallel()
 	s, user, all := newStand(t), still("user", 10), still("all", 100)
@@ -78,7 +79,8 @@ func TestCallsForAWindowAreFolded(t *testing.T) {
 	require.Equal(t, []float64{0.625}, s.held(l.ask("key", 0)))
 }
 
-// A locked row stops only the calls that need it, also within their cluster. Nothing is taken for these calls meanwhile.
+// A locked row stops only the calls that need it, also within their cluster. Nothing is taken for these calls
+// meanwhile.
 func TestAHeldRowDelaysOnlyTheCallsOfAClusterThatNeedIt(t *testing.T) {
 	t.Parallel()
 	s, user, all := newStand(t), still("user", 10), still("all", 100)
@@ -110,8 +112,8 @@ func TestAHeldRowDelaysOnlyTheCallsOfAClusterThatNeedIt(t *testing.T) {
 	}
 }
 
-// If another transaction writes between the look and the take, the call is decided on the new rows. Here decide_groups_1 stands still
-// between the two.
+// If another transaction writes between the look and the take, the call is decided on the new rows. Here
+// decide_groups_1 stands still between the two.
 func TestACallOverSeveralLimitsIsDecidedOnTheNewestRows(t *testing.T) {
 	t.Parallel()
 	const gate = "pg_advisory_xact_lock(4711)"
@@ -146,7 +148,8 @@ func TestACallOverSeveralLimitsIsDecidedOnTheNewestRows(t *testing.T) {
 	}
 }
 
-// If a statement of a batch fails, the takes of its other statements are rolled back, and no call is answered with them.
+// If a statement of a batch fails, the takes of its other statements are rolled back, and no call is answered with
+// them.
 func TestRolledBackCreditsAreNotCounted(t *testing.T) {
 	t.Parallel()
 	const keys = 40
@@ -179,7 +182,8 @@ func TestRolledBackCreditsAreNotCounted(t *testing.T) {
 	}
 }
 
-// A batch that meets a held row takes nothing. If its next attempt fails, its calls get that error, and nothing was taken.
+// A batch that meets a held row takes nothing. If its next attempt fails, its calls get that error, and nothing was
+// taken.
 func TestAFailureOfASecondAttemptTakesNothing(t *testing.T) {
 	t.Parallel()
 	s, batches := newStand(t), 0
@@ -199,8 +203,8 @@ func TestAFailureOfASecondAttemptTakesNothing(t *testing.T) {
 	require.Zero(t, spent(t, s.pool, plain))
 }
 
-// The keys of one limit may be on different plans. A batch decides on each by its own terms, as quickly as for one plan, unless
-// there are too many plans.
+// The keys of one limit may be on different plans. A batch decides on each by its own terms, as quickly as for one
+// plan, unless there are too many plans.
 func TestABatchDecidesOnKeysOnDifferentPlans(t *testing.T) {
 	t.Parallel()
 	for name, plans := range map[string]int{"two": 2, "as many as there are keys": 100} {

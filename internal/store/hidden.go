@@ -24,7 +24,8 @@ func ReceiveFiltered(results pgx.BatchResults) (filtered bool, err error) {
 // CheckHidden returns an error if row level security may hide rows from the role. It is another statement, so it is
 // called if row level security applies at all.
 func (u *Unit) CheckHidden(ctx context.Context) error {
-	rows, err := u.conn.Query(ctx, "SELECT "+pgerr.Hidden("$1::text", "current_user", "buckets", "leases", "reservations"), pgx.QueryExecModeExec, u.schema)
+	rows, err := u.conn.Query(ctx, "SELECT "+pgerr.Hidden("$1::text", "current_user", "buckets", "leases", "reservations"),
+		pgx.QueryExecModeExec, u.schema)
 	if err != nil {
 		return err
 	}

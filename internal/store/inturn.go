@@ -11,8 +11,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// decideInTurn has decide_rows_1 decide on calls of a batch one after the other, so many in a message. It returns those that need a row which
-// another transaction holds.
+// decideInTurn has decide_rows_1 decide on calls of a batch one after the other, so many in a message. It returns those
+// that need a row which another transaction holds.
 func (s *Session) decideInTurn(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
 	s = s.waitingFor(waitFor, mostWaits(calls))
 	for some := range slices.Chunk(calls, maxStatements) {
@@ -34,7 +34,8 @@ func (s *Session) decideSome(ctx context.Context, calls []*Call) (waiting []bloc
 			err = s.owner.Retry(ctx, open[0].Verb, err, attempt)
 		}
 		if err != nil {
-			return append(waiting, runHalves(open, err, s.waitFor, func(calls []*Call) []blocked { return s.decideSome(ctx, calls) })...)
+			return append(waiting, runHalves(open, err, s.waitFor,
+				func(calls []*Call) []blocked { return s.decideSome(ctx, calls) })...)
 		}
 		var again []*Call
 		for _, c := range open {
@@ -67,7 +68,8 @@ func (s *Session) askInTurn(ctx context.Context, calls []*Call) error {
 		if err != nil {
 			return err
 		}
-		first := int32(slices.IndexFunc(c.Asks, func(a bucket.Ask) bool { return s.waitFor != nil && a.Key == *s.waitFor }) + 1)
+		first := int32(slices.IndexFunc(c.Asks, func(a bucket.Ask) bool { return s.waitFor != nil && a.Key == *s.waitFor }) +
+			1)
 		all[i] = elements
 		batch.Queue(s.statements.decideRows, s.generalParameters(text, asOf, &first, relaxed)...)
 	}

@@ -8,7 +8,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// LazyTx is an OwnTx with all that users may do with a transaction. A first statement that can't be in one message with BEGIN follows it.
+// LazyTx is an OwnTx with all that users may do with a transaction. A first statement that can't be in one message with
+// BEGIN follows it.
 type LazyTx struct {
 	OwnTx
 	ctx     context.Context //nolint:containedctx // of BEGIN, where a method has none
@@ -16,8 +17,11 @@ type LazyTx struct {
 	refused error
 }
 
-// NewLazyTx returns a transaction on conn, which runs queries in a mode by default, and sends nothing. Its end calls release.
-func NewLazyTx(ctx context.Context, conn *pgx.Conn, mode pgx.QueryExecMode, options pgx.TxOptions, release func()) *LazyTx {
+// NewLazyTx returns a transaction on conn, which runs queries in a mode by default, and sends nothing. Its end calls
+// release.
+func NewLazyTx(ctx context.Context, conn *pgx.Conn, mode pgx.QueryExecMode, options pgx.TxOptions,
+	release func(),
+) *LazyTx {
 	return &LazyTx{OwnTx: *NewOwnTx(conn, options, release), ctx: ctx, mode: mode}
 }
 
@@ -46,7 +50,8 @@ func (tx *LazyTx) start(ctx context.Context) error {
 	return err
 }
 
-// sendFirst sends a batch with BEGIN. sent is false if BEGIN must be sent first, because the statements can't be prepared before it.
+// sendFirst sends a batch with BEGIN. sent is false if BEGIN must be sent first, because the statements can't be
+// prepared before it.
 func (tx *LazyTx) sendFirst(ctx context.Context, batch *pgx.Batch) (results pgx.BatchResults, sent bool, err error) {
 	results, err = tx.send(ctx, batch)
 	var notSent pgx.ErrPreprocessingBatch
@@ -178,7 +183,9 @@ func (tx *LazyTx) Begin(ctx context.Context) (pgx.Tx, error) {
 }
 
 // CopyFrom copies rows.
-func (tx *LazyTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+func (tx *LazyTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string,
+	rows pgx.CopyFromSource,
+) (int64, error) {
 	if err := tx.start(ctx); err != nil {
 		return 0, err
 	}

@@ -19,17 +19,21 @@ type leaseRows struct {
 }
 
 func (r *leaseRows) add(k bucket.Key, h bucket.Held) {
-	r.names, r.keys, r.fences = append(r.names, text(k.Name)), append(r.keys, text(k.Key)), append(r.fences, bigint(h.Fence))
+	r.names, r.keys, r.fences = append(r.names, text(k.Name)), append(r.keys, text(k.Key)),
+		append(r.fences, bigint(h.Fence))
 	r.ends, r.slots = append(r.ends, bigint(h.End)), append(r.slots, bigint(h.Slots))
 }
 
 // acquireOne has acquire_1 take a lease on slots of one bucket.
-func (u *Unit) acquireOne(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) (answers []bucket.Answer, v verdict, err error) {
+func (u *Unit) acquireOne(ctx context.Context, asks []bucket.Ask,
+	room []bucket.Answer,
+) (answers []bucket.Answer, v verdict, err error) {
 	u.EnterQueue(ctx, asks)
 	a, t := &asks[0], &asks[0].Terms
 	since, until := spanOf(t)
 	kind, _ := t.Kind.(bucket.Concurrent)
-	rows, err := u.conn.Query(ctx, u.statements.acquire, a.Key.Name, a.Key.Key, int64(a.Cost), t.Capacity, kind.Lease, a.Lowest,
+	rows, err := u.conn.Query(ctx, u.statements.acquire, a.Key.Name, a.Key.Key, int64(a.Cost), t.Capacity, kind.Lease,
+		a.Lowest,
 		since, until, u.AsOf(), u.mode == alone)
 	if err != nil {
 		return nil, undecided, err
@@ -45,7 +49,8 @@ func (u *Unit) acquireOne(ctx context.Context, asks []bucket.Ask, room []bucket.
 		now                    int64
 		leases                 []int64
 	}
-	if err := rows.Scan(&r.allowed, &r.value, &r.ts, &r.capacity, &r.fence, &r.until, &r.last, &r.leases, &r.now); err != nil {
+	if err := rows.Scan(&r.allowed, &r.value, &r.ts, &r.capacity, &r.fence, &r.until, &r.last, &r.leases,
+		&r.now); err != nil {
 		return nil, undecided, err
 	}
 	rows.Close() // or there is no Err yet
@@ -59,7 +64,10 @@ func (u *Unit) acquireOne(ctx context.Context, asks []bucket.Ask, room []bucket.
 		one.State = bucket.Acquired(r.value.Float64, r.ts.Int64, r.capacity.Float64, newest, r.last.Int64)
 	default:
 		v = refused
-		one.State = bucket.State{Value: r.value.Float64, TS: r.ts.Int64, Capacity: r.capacity.Float64, Parts: &bucket.Parts{Leases: r.leases}}
+		one.State = bucket.State{
+			Value: r.value.Float64, TS: r.ts.Int64, Capacity: r.capacity.Float64,
+			Parts: &bucket.Parts{Leases: r.leases},
+		}
 	}
 	return append(room[:0], one), v, rows.Err()
 }
@@ -70,7 +78,8 @@ type LeaseChange struct {
 	Fence  int64
 	Length int64 // by how much it is renewed, in microseconds; 0: it is released
 
-	Decided    bool  // whether a function in the server has decided; if not, nothing was done, and it's decided on the locked row
+	// whether a function in the server has decided; if not, nothing was done, and it's decided on the locked row
+	Decided    bool
 	Held       bool  // whether it was held until now
 	NowUs, End int64 // End is after a renewal
 }
@@ -88,7 +97,10 @@ func (s *Session) ChangeLease(ctx context.Context, c *LeaseChange) error {
 	s.EnterQueue(ctx, []bucket.Ask{*c.Ask})
 	k := &c.Ask.Key
 	since, until := spanOf(&c.Ask.Terms)
-	statement, parameters := s.statements.release, []any{k.Name, k.Key, c.Fence, c.Ask.Terms.Capacity, since, until, s.AsOf()}
+	statement, parameters := s.statements.release, []any{
+		k.Name, k.Key, c.Fence, c.Ask.Terms.Capacity, since, until,
+		s.AsOf(),
+	}
 	if c.Length > 0 {
 		statement, parameters = s.statements.renewLease, slices.Insert(parameters, 3, any(c.Length))
 	}
@@ -104,7 +116,8 @@ func (s *Session) ChangeLease(ctx context.Context, c *LeaseChange) error {
 	return err
 }
 
-// ChangeLeases has decide_rows_1 renew or release the leases of a call: it renews all or none. It decides also what ChangeLease leaves undecided.
+// ChangeLeases has decide_rows_1 renew or release the leases of a call: it renews all or none. It decides also what
+// ChangeLease leaves undecided.
 func (s *Session) ChangeLeases(ctx context.Context, leases []LeaseChange) (decided bool, err error) {
 	changes, asks := make([]change, len(leases)), make([]bucket.Ask, len(leases))
 	for i := range leases {
@@ -131,8 +144,8 @@ func (s *Session) ChangeLeases(ctx context.Context, leases []LeaseChange) (decid
 	return true, nil
 }
 
-// releaseFirst answers the calls that release leases, and returns the others. So their slots are free for the others. If another transaction
-// holds one of the rows, they are answered as undecided: each is then decided by itself.
+// releaseFirst answers the calls that release leases, and returns the others. So their slots are free for the others.
+// If another transaction holds one of the rows, they are answered as undecided: each is then decided by itself.
 func (s *Session) releaseFirst(ctx context.Context, calls []*Call) (others []*Call) {
 	if !slices.ContainsFunc(calls, func(c *Call) bool { return c.Lease != nil }) {
 		return calls

@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// whileWaiting runs call on a goroutine of its own, and then meanwhile once a statement waits for a lock in the database. It
-// returns when call has returned.
+// whileWaiting runs call on a goroutine of its own, and then meanwhile once a statement waits for a lock in the
+// database. It returns when call has returned.
 func (s *stand) whileWaiting(call, meanwhile func()) {
 	s.Helper()
 	over := make(chan struct{})
@@ -44,7 +44,8 @@ func (s *stand) gateFunction(name, place, gated string) {
 	s.exec(text)
 }
 
-// A Take that waited for its row decides on the row as the other transaction left it, and not on the row of its snapshot.
+// A Take that waited for its row decides on the row as the other transaction left it, and not on the row of its
+// snapshot.
 func TestATakeThatWaitedUsesTheLockedRow(t *testing.T) {
 	t.Parallel()
 	for name, l := range map[string]limit{
@@ -70,7 +71,8 @@ func TestATakeThatWaitedUsesTheLockedRow(t *testing.T) {
 	}
 }
 
-// A batch that adds a row, which another transaction has added since the batch's snapshot, takes at most the tokens of that row.
+// A batch that adds a row, which another transaction has added since the batch's snapshot, takes at most the tokens of
+// that row.
 func TestABatchTakesAtMostTheTokensOfAConcurrentlyInsertedRow(t *testing.T) {
 	t.Parallel()
 	const gate = "pg_advisory_xact_lock(4712)"

@@ -9,8 +9,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// OwnTx is a transaction of the Owner's on a connection of pgx. BEGIN travels with its first statement, and the last statements travel
-// with COMMIT: lock, decide, and save are two round trips.
+// OwnTx is a transaction of the Owner's on a connection of pgx. BEGIN travels with its first statement, and the last
+// statements travel with COMMIT: lock, decide, and save are two round trips.
 //
 // Only Exec, Query, SendBatch, Commit and Rollback may be called before the first statement.
 type OwnTx struct {
@@ -30,7 +30,8 @@ func NewOwnTx(conn *pgx.Conn, options pgx.TxOptions, release func()) *OwnTx {
 // isAlone reports whether the next statement is sent without others.
 func (tx *OwnTx) isAlone() bool { return tx.Tx != nil && len(tx.later.QueuedQueries) == 0 }
 
-// send sends BEGIN unless it was sent, the statements of sendLater, and batch, in one message. It returns the results of batch.
+// send sends BEGIN unless it was sent, the statements of sendLater, and batch, in one message. It returns the results
+// of batch.
 func (tx *OwnTx) send(ctx context.Context, batch *pgx.Batch) (pgx.BatchResults, error) {
 	if tx.ended {
 		return nil, pgx.ErrTxClosed
@@ -100,8 +101,9 @@ func (tx *OwnTx) execLast(ctx context.Context, batch *pgx.Batch) (tag pgconn.Com
 	return tag, err
 }
 
-// Commit sends the statements of sendLater and COMMIT. An error of the server itself, and a pgx.ErrPreprocessingBatch, which comes before the
-// message, say that the transaction was rolled back. If a hook panics in Commit, Rollback must follow.
+// Commit sends the statements of sendLater and COMMIT. An error of the server itself, and a pgx.ErrPreprocessingBatch,
+// which comes before the message, say that the transaction was rolled back. If a hook panics in Commit, Rollback must
+// follow.
 func (tx *OwnTx) Commit(ctx context.Context) error {
 	if tx.ended {
 		return pgx.ErrTxClosed
@@ -197,8 +199,8 @@ func (r *lastRows) Err() error {
 	return r.err
 }
 
-// relax lets an OwnTx end before its commit is on disk, if the Store says so. A lease is kept in any case. Other transactions stay as they are:
-// one over several servers of Citus could lose half of its rows.
+// relax lets an OwnTx end before its commit is on disk, if the Store says so. A lease is kept in any case. Other
+// transactions stay as they are: one over several servers of Citus could lose half of its rows.
 func (u *Unit) relax(ctx context.Context, rows []bucket.Ask) error {
 	if _, isOwn := u.conn.(*OwnTx); !isOwn || !u.relaxed || bucket.AnyHolds(rows) {
 		return nil

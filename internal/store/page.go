@@ -11,10 +11,11 @@ import (
 // An error of Lock fails the transaction, as the error of a statement does.
 type Pages interface {
 	Engine
-	// Lock locks the rows of a page to the end of the transaction, in their order, and puts their states. With mark, it first marks the place
-	// that Undo goes back to.
+	// Lock locks the rows of a page to the end of the transaction, in their order, and puts their states. With mark, it
+	// first marks the place that Undo goes back to.
 	Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) error
-	// ChangeFree puts the rows of a page, has change change it, and saves that, without a transaction. It does nothing if one holds a row.
+	// ChangeFree puts the rows of a page, has change change it, and saves that, without a transaction. It does nothing if
+	// one holds a row.
 	ChangeFree(u *Unit, p *bucket.Page, change func()) (done bool)
 	// Save writes the changed rows of a page, and new records.
 	Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error
@@ -22,7 +23,8 @@ type Pages interface {
 	Undo(ctx context.Context, u *Unit) error
 }
 
-// decideOnPage decides on c: at once if no transaction holds one of its rows, and else in a transaction. A refusal waits for no row.
+// decideOnPage decides on c: at once if no transaction holds one of its rows, and else in a transaction. A refusal
+// waits for no row.
 func (s *Session) decideOnPage(ctx context.Context, c *Call) error {
 	switch {
 	case s.mode != alone:
@@ -76,8 +78,8 @@ func (s *Session) lock(ctx context.Context, mark bool, asks []bucket.Ask) (*buck
 	return p, nil
 }
 
-// takeLocked decides on a call by locking all of its rows, in the transaction of s. A refusal undoes that, unless it must correct a
-// clock.
+// takeLocked decides on a call by locking all of its rows, in the transaction of s. A refusal undoes that, unless it
+// must correct a clock.
 func (s *Session) takeLocked(ctx context.Context, c *Call) error {
 	p, err := s.lock(ctx, true, c.Asks)
 	if err != nil {
@@ -98,7 +100,8 @@ func (s *Session) takeLocked(ctx context.Context, c *Call) error {
 	return s.memory.Undo(ctx, &s.Unit)
 }
 
-// ChangeRows changes the rows of asks, once, on rows that it locks: in the transaction of the session, or else in one of its own.
+// ChangeRows changes the rows of asks, once, on rows that it locks: in the transaction of the session, or else in one
+// of its own.
 func (s *Session) ChangeRows(ctx context.Context, asks []bucket.Ask, change func(p *bucket.Page)) error {
 	return s.ensureTx(ctx, func(tx *Session) error {
 		p, err := tx.lock(ctx, false, asks)

@@ -6,8 +6,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// ScanWithParts reads a row into columns, and returns its parts, or nil if it has none. The two columns from parts on, taken and
-// leases, must be nil. It does not scan null arrays, because pgx allocates for them, too.
+// ScanWithParts reads a row into columns, and returns its parts, or nil if it has none. The two columns from parts on,
+// taken and leases, must be nil. It does not scan null arrays, because pgx allocates for them, too.
 func ScanWithParts(row pgx.CollectableRow, columns []any, parts int) (*bucket.Parts, error) {
 	if raw := row.RawValues(); len(raw) != len(columns) || raw[parts] == nil && raw[parts+1] == nil {
 		return nil, row.Scan(columns...) // which returns an error if the number differs

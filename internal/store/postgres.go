@@ -57,7 +57,8 @@ func (postgres) Spoil(ctx context.Context, u *Unit) {
 	_, _ = u.conn.Exec(ctx, "ROLLBACK TO SAVEPOINT "+savepoint+"_cancelled") // there is none
 }
 
-// QueueBound queues bound_waits_1: a statement that holds rows and waits for another keeps them from others (SQLSTATE 55P03 ends the wait).
+// QueueBound queues bound_waits_1: a statement that holds rows and waits for another keeps them from others (SQLSTATE
+// 55P03 ends the wait).
 func (postgres) QueueBound(batch *pgx.Batch, u *Unit, most time.Duration) {
 	batch.Queue(u.statements.boundWaits, strconv.FormatInt(most.Milliseconds(), 10))
 }

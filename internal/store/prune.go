@@ -53,7 +53,9 @@ func (postgres) PrunePages(ctx context.Context, u *Unit) (*PrunePages, error) {
 }
 
 // Prune deletes them by buckets_prune.sql, or by prune_rows_1.
-func (postgres) Prune(ctx context.Context, u *Unit, p *PrunePages, termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error) {
+func (postgres) Prune(ctx context.Context, u *Unit, p *PrunePages,
+	termsOf map[string][]bucket.Terms,
+) (deleted int64, gotLock bool, err error) {
 	if gotLock, err = u.LockPruning(ctx); !gotLock {
 		return 0, false, err
 	}
@@ -124,13 +126,14 @@ func distinct(policies []bucket.Terms) (rows []bucket.Ask) {
 	return rows
 }
 
-// LockPruning takes the advisory lock that lets one process at a time prune the schema. It is held to the end of a transaction, so that it
-// works through PgBouncer.
+// LockPruning takes the advisory lock that lets one process at a time prune the schema. It is held to the end of a
+// transaction, so that it works through PgBouncer.
 func (u *Unit) LockPruning(ctx context.Context) (gotLock bool, err error) {
 	h := fnv.New64a()
 	h.Write([]byte("pgratelimit prune "))
 	h.Write([]byte(u.schema))
-	rows, err := u.conn.Query(ctx, `SELECT pg_try_advisory_xact_lock($1), row_security_active($2::text)`, int64(h.Sum64()), u.Table())
+	rows, err := u.conn.Query(ctx, `SELECT pg_try_advisory_xact_lock($1), row_security_active($2::text)`, int64(h.Sum64()),
+		u.Table())
 	if err != nil {
 		return false, err
 	}

@@ -57,8 +57,9 @@ func (s *Session) reserves(c *Call) bool {
 		len(c.Asks) == 1 && c.traits.Statement == bucket.StepStatement && !c.traits.Costless
 }
 
-// reserve takes from one bucket and keeps the record of that, by reserve_1. Outside a transaction its caller waits for the answer from
-// when it is sent on, so that what it reserved is known; if another transaction is in the way, it's soon left to a transaction.
+// reserve takes from one bucket and keeps the record of that, by reserve_1. Outside a transaction its caller waits for
+// the answer from when it is sent on, so that what it reserved is known; if another transaction is in the way, it's
+// soon left to a transaction.
 func (s *Session) reserve(ctx context.Context, c *Call) (v verdict, err error) {
 	if s.mode != alone {
 		s.EnterQueue(ctx, c.Asks)
@@ -94,7 +95,8 @@ func (u *Unit) reserveParameters(c *Call, row *Row) []any {
 	t := &a.Terms
 	since, until := spanOf(t)
 	return []any{
-		row.ID, a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, t.Rate, t.Steps, t.Step, t.Phase, a.Lowest, since, until, u.AsOf(), u.mode == alone,
+		row.ID, a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, t.Rate, t.Steps, t.Step, t.Phase, a.Lowest, since,
+		until, u.AsOf(), u.mode == alone,
 		row.plan(0), calendarOf(t), row.NotBeforeUs, row.StaleUs, row.ExpireUs, row.Release, !a.Unenforced,
 	}
 }
@@ -116,7 +118,10 @@ func (c *Call) receiveReserved(rows pgx.Rows, row Row) (v verdict, err error) {
 	}
 	rows.Close() // or there is no Err yet
 	state := bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64}
-	c.Answers, c.Record = append(c.one[:0], bucket.Answer{Allowed: is.allowed.Bool, Absent: !is.ts.Valid, Now: is.now, State: state}), nil
+	c.Answers, c.Record = append(c.one[:0], bucket.Answer{
+		Allowed: is.allowed.Bool, Absent: !is.ts.Valid, Now: is.now,
+		State: state,
+	}), nil
 	if err := rows.Err(); err != nil || !is.allowed.Valid {
 		return undecided, err
 	}
@@ -127,8 +132,9 @@ func (c *Call) receiveReserved(rows pgx.Rows, row Row) (v verdict, err error) {
 	return allowed, nil
 }
 
-// reserveAll has reserve_1 and reserve_rows_1 decide on the calls of a batch, one after the other in one transaction and one round trip. It
-// returns the calls that are left, because these leave them undecided, or because another transaction is in the way and nothing was reserved.
+// reserveAll has reserve_1 and reserve_rows_1 decide on the calls of a batch, one after the other in one transaction
+// and one round trip. It returns the calls that are left, because these leave them undecided, or because another
+// transaction is in the way and nothing was reserved.
 func (s *Session) reserveAll(ctx context.Context, calls []*Call) (left []*Call) {
 	var sent []*Call
 	claim := func() bool {
@@ -141,7 +147,8 @@ func (s *Session) reserveAll(ctx context.Context, calls []*Call) (left []*Call) 
 		return len(sent) > 0
 	}
 	began := time.Now()
-	ran, err := s.owner.Once(ctx, claim, func(ctx context.Context, conn Conn) error { return s.reserveAllOn(ctx, conn, sent) })
+	ran, err := s.owner.Once(ctx, claim,
+		func(ctx context.Context, conn Conn) error { return s.reserveAllOn(ctx, conn, sent) })
 	var refusal *pgconn.PgError
 	switch {
 	case !ran && err == nil, errors.As(err, &refusal) && refusal.SeverityUnlocalized == "ERROR": // nothing was reserved
@@ -204,7 +211,9 @@ func (s *Session) reserveAllOn(ctx context.Context, conn Conn, calls []*Call) (e
 }
 
 // receiveRows reads the answer of reserve_rows_1.
-func (s *Session) receiveRows(ctx context.Context, c *Call, found pgx.Rows, elements []rowAsk, row Row) (v verdict, err error) {
+func (s *Session) receiveRows(ctx context.Context, c *Call, found pgx.Rows, elements []rowAsk,
+	row Row,
+) (v verdict, err error) {
 	answers, decided, ready, err := s.scanGeneral(ctx, found, elements)
 	if held := (*heldError)(nil); errors.As(err, &held) { // the other calls may go on
 		return undecided, nil

@@ -13,8 +13,8 @@ func (s *Session) keeps(c *Call) bool {
 	return c.Reserve != nil && !c.Look && s.memory == nil
 }
 
-// wayToKeep returns the way of a call that keeps a record. While it waits for a row that another transaction holds, its caller may still
-// leave, so it needs a transaction that can be rolled back.
+// wayToKeep returns the way of a call that keeps a record. While it waits for a row that another transaction holds, its
+// caller may still leave, so it needs a transaction that can be rolled back.
 func (s *Session) wayToKeep(c *Call) way {
 	switch {
 	case s.mode == alone && s.waits > 0:
@@ -42,32 +42,40 @@ func (s *Session) reserveInGeneral(ctx context.Context, c *Call) error {
 	return err
 }
 
-// ReserveAgain has reserve_rows_1 take again for a reservation that is known, as the row says. The answers say whether it has.
-func (s *Session) ReserveAgain(ctx context.Context, asks []bucket.Ask, row *Row) (answers []bucket.Answer, ready int64, err error) {
+// ReserveAgain has reserve_rows_1 take again for a reservation that is known, as the row says. The answers say whether
+// it has.
+func (s *Session) ReserveAgain(ctx context.Context, asks []bucket.Ask,
+	row *Row,
+) (answers []bucket.Answer, ready int64, err error) {
 	return s.reserveRows(ctx, asks, row, nil, nil)
 }
 
 // ErrNeedsTx is the error for what no statement can do alone. It needs a transaction.
 var ErrNeedsTx = errors.New("the call needs a transaction")
 
-// reserveRows has reserve_rows_1 decide on asks. ready is when the work may run, if all are allowed. Outside a transaction, as in reserve, its
-// caller waits for the answer.
-func (s *Session) reserveRows(ctx context.Context, asks []bucket.Ask, row *Row, claim func() bool, found []bucket.Answer) (answers []bucket.Answer, ready int64, err error) {
-	answers, err = s.decideBy(ctx, takesOf(asks), found, func(ctx context.Context, _ []bucket.Ask, elements []rowAsk, asOf *int64) (answers []bucket.Answer, decided bool, err error) {
-		text, err := keptText(elements, asks, row)
-		if err != nil {
-			return nil, false, err
-		}
-		first := s.placeAwaited(asks, true)
-		err = s.once(ctx, claim, func(ctx context.Context, conn Conn) error {
-			rows, err := conn.Query(ctx, s.statements.reserveRows, s.keepParameters(text, asOf, first, row)...)
-			if err == nil {
-				answers, decided, ready, err = s.scanGeneral(ctx, rows, elements)
+// reserveRows has reserve_rows_1 decide on asks. ready is when the work may run, if all are allowed. Outside a
+// transaction, as in reserve, its caller waits for the answer.
+func (s *Session) reserveRows(ctx context.Context, asks []bucket.Ask, row *Row, claim func() bool,
+	found []bucket.Answer,
+) (answers []bucket.Answer, ready int64, err error) {
+	answers, err = s.decideBy(ctx, takesOf(asks), found,
+		func(ctx context.Context, _ []bucket.Ask, elements []rowAsk,
+			asOf *int64,
+		) (answers []bucket.Answer, decided bool, err error) {
+			text, err := keptText(elements, asks, row)
+			if err != nil {
+				return nil, false, err
 			}
-			return err
+			first := s.placeAwaited(asks, true)
+			err = s.once(ctx, claim, func(ctx context.Context, conn Conn) error {
+				rows, err := conn.Query(ctx, s.statements.reserveRows, s.keepParameters(text, asOf, first, row)...)
+				if err == nil {
+					answers, decided, ready, err = s.scanGeneral(ctx, rows, elements)
+				}
+				return err
+			})
+			return answers, decided, generalError(asChanged(err), asks, first)
 		})
-		return answers, decided, generalError(asChanged(err), asks, first)
-	})
 	return answers, ready, err
 }
 

@@ -9,7 +9,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Look decides on each ask and takes nothing. A row that is absent counts as full. The answers are put into room if that has the capacity.
+// Look decides on each ask and takes nothing. A row that is absent counts as full. The answers are put into room if
+// that has the capacity.
 func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Answer) ([]bucket.Answer, error) {
 	found, err := s.Engine().Read(ctx, &s.Unit, asks)
 	if err == nil {
@@ -65,7 +66,8 @@ func columnsOf(asks []bucket.Ask) columns {
 	n := len(asks)
 	var c columns
 	c.names, c.keys, c.shards = keysOf(asks)
-	c.costs, c.lowest, c.stepUs, c.phases = make(array[double], n), make(array[double], n), make(array[bigint], n), make(array[bigint], n)
+	c.costs, c.lowest, c.stepUs, c.phases = make(array[double], n), make(array[double], n), make(array[bigint], n),
+		make(array[bigint], n)
 	c.capacities, c.rates, c.steps = make(array[double], n), make(array[double], n), make(array[double], n)
 	for i := range asks {
 		a := &asks[i]

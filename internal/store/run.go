@@ -24,7 +24,8 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key, r
 	}
 	began := time.Now()
 	err := attempt()
-	if waited := (*WaitError)(nil); !isOfOneRow && len(p.groups) > 0 && wasOvertaken(err) && !errors.As(err, &waited) { // nothing was taken
+	// nothing was taken
+	if waited := (*WaitError)(nil); !isOfOneRow && len(p.groups) > 0 && wasOvertaken(err) && !errors.As(err, &waited) {
 		return s.runFree(ctx, calls, waitFor, round)
 	}
 	if err != nil {
@@ -64,8 +65,9 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key, r
 	return append(waiting, s.decideInTurn(ctx, open, waitFor)...)
 }
 
-// runFree is the next round of calls of which a statement took nothing, because other transactions hold rows or were quicker. For calls that need a
-// held row it only looks, because a refusal waits for no row. Calls that have waited for many rows take what they can get.
+// runFree is the next round of calls of which a statement took nothing, because other transactions hold rows or were
+// quicker. For calls that need a held row it only looks, because a refusal waits for no row. Calls that have waited for
+// many rows take what they can get.
 func (s *Session) runFree(ctx context.Context, calls []*Call, waitFor *bucket.Key, round int) (waiting []blocked) {
 	if round >= mostBatches || mostWaits(calls) >= manyWaits {
 		return s.decideInTurn(ctx, calls, waitFor)
@@ -113,8 +115,8 @@ func mostWaits(calls []*Call) (most int) {
 	return most
 }
 
-// spend takes for the groups of a plan, and reads what the others ask for, in one round trip, and waits for a row before that. If one statement
-// fails, nothing is taken.
+// spend takes for the groups of a plan, and reads what the others ask for, in one round trip, and waits for a row
+// before that. If one statement fails, nothing is taken.
 func (s *Session) spend(ctx context.Context, p *plan, waitFor *bucket.Key) error {
 	batch := &pgx.Batch{}
 	if waitFor != nil {
@@ -268,8 +270,9 @@ func receiveLooks(results pgx.BatchResults, rows []bucket.Ask, calls []*Call) (f
 	return filtered, nil
 }
 
-// runHalves runs calls whose statement failed with err again in two halves, when one of them may be to blame for it. It answers the
-// calls with err when they all are, as they ask for one bucket, or have waited for one row until a timeout of the session.
+// runHalves runs calls whose statement failed with err again in two halves, when one of them may be to blame for it. It
+// answers the calls with err when they all are, as they ask for one bucket, or have waited for one row until a timeout
+// of the session.
 func runHalves(calls []*Call, err error, waitFor *bucket.Key, runBatch func(calls []*Call) []blocked) []blocked {
 	if len(calls) == 1 || askForOne(calls) || !isOfOne(err) || waitFor != nil && HasTimedOut(err) {
 		for _, c := range calls {
@@ -287,8 +290,8 @@ func askForOne(calls []*Call) bool {
 	return !slices.ContainsFunc(calls, func(c *Call) bool { return len(c.Asks) > 1 || c.Asks[0].Key != first })
 }
 
-// answerRefused answers the calls for which a look is enough, and returns the others. A call whose buckets earlier calls take from is decided in
-// its turn, which costs nothing.
+// answerRefused answers the calls for which a look is enough, and returns the others. A call whose buckets earlier
+// calls take from is decided in its turn, which costs nothing.
 func answerRefused(calls []*Call) (open []*Call) {
 	taken := make(map[bucket.Key]bool)
 	for _, c := range calls {
@@ -305,7 +308,8 @@ func answerRefused(calls []*Call) (open []*Call) {
 	return open
 }
 
-// isRefused reports whether a look at the call's buckets is enough to refuse it. It is not if a wrong clock must be corrected.
+// isRefused reports whether a look at the call's buckets is enough to refuse it. It is not if a wrong clock must be
+// corrected.
 func (c *Call) isRefused() bool {
 	for i := range c.Asks {
 		if c.Asks[i].FromFuture(c.Answers[i]) {

@@ -22,7 +22,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// dyadic are limits whose tokens and costs are sums of powers of two, so that no sum of them is rounded. The last two are sliding windows.
+// dyadic are limits whose tokens and costs are sums of powers of two, so that no sum of them is rounded. The last two
+// are sliding windows.
 var dyadic = []limit{
 	tokenBucket("bucket", 1, 2048*time.Microsecond, 16, 8),
 	tokenBucket("small", 1, 4096*time.Microsecond, 3, 0),
@@ -31,8 +32,8 @@ var dyadic = []limit{
 	{"fine", sliding(32, 5000, 60)},
 }
 
-// A batch decides as its calls would be decided one after the other, also if rows are not as their limit leaves them. Only a refused
-// call may report the buckets as they were before allowed calls of the batch.
+// A batch decides as its calls would be decided one after the other, also if rows are not as their limit leaves them.
+// Only a refused call may report the buckets as they were before allowed calls of the batch.
 func TestABatchDecidesLikeItsCallsInOrder(t *testing.T) {
 	t.Parallel()
 	rounds, random := testsize.Of(24, 60), testsize.Rand(t)
@@ -324,8 +325,8 @@ func TestAnErrorOfTheServerFailsTheWholeBatch(t *testing.T) {
 	require.Equal(t, 1, s.pool.trips)
 }
 
-// A batch for whose calls there isn't enough asks a second time, for those for which there is. A call that's refused makes no rows, so those of
-// its other limits are read once more.
+// A batch for whose calls there isn't enough asks a second time, for those for which there is. A call that's refused
+// makes no rows, so those of its other limits are read once more.
 func TestABatchTakesWhatThereIsInTwoRounds(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {
@@ -355,7 +356,8 @@ func TestABatchTakesWhatThereIsInTwoRounds(t *testing.T) {
 	}
 }
 
-// Calls over several limits that wait for one row are one round trip: the wait, and then the statement that takes for all.
+// Calls over several limits that wait for one row are one round trip: the wait, and then the statement that takes for
+// all.
 func TestCallsThatWaitForARowAreOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	s, global := newStand(t), still("global", 20)

@@ -112,8 +112,8 @@ func (u *Unit) Engine() Engine {
 	return postgres{}
 }
 
-// waitingFor returns a session whose transactions first wait for row, unless that is nil. waits is how many rows the call has
-// waited for, including this one.
+// waitingFor returns a session whose transactions first wait for row, unless that is nil. waits is how many rows the
+// call has waited for, including this one.
 func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
 	if s.waitFor == row {
 		return s
@@ -123,15 +123,15 @@ func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
 	return &waiting
 }
 
-// Run answers the calls of a batch, and returns the calls that need a row which another transaction holds. A call gets an error if its
-// statement failed.
+// Run answers the calls of a batch, and returns the calls that need a row which another transaction holds. A call gets
+// an error if its statement failed.
 //
-// A round trip takes the sum of the costs of each group of calls, all or nothing (see planOf), and reads the rows of the other calls. That
-// refuses some of these. If it has taken nothing for a group, a second one takes for those of its calls for which there is enough. What is
-// left then is decided by decide_rows_1, in turn.
+// A round trip takes the sum of the costs of each group of calls, all or nothing (see planOf), and reads the rows of
+// the other calls. That refuses some of these. If it has taken nothing for a group, a second one takes for those of its
+// calls for which there is enough. What is left then is decided by decide_rows_1, in turn.
 //
-// A batch for one bucket waits for its row. Other batches wait for a row at most 2 ms, because they hold other rows meanwhile. If waitFor is not
-// nil, all calls need that row, and the first statement waits for it.
+// A batch for one bucket waits for its row. Other batches wait for a row at most 2 ms, because they hold other rows
+// meanwhile. If waitFor is not nil, all calls need that row, and the first statement waits for it.
 func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
 	switch calls = s.releaseFirst(ctx, s.settleFirst(ctx, calls)); len(calls) {
 	case 0:
@@ -155,7 +155,8 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 	return s.run(ctx, calls, waitFor, 1)
 }
 
-// decideEach answers calls of a batch each by itself, in their order. It returns those that need a row which another transaction holds.
+// decideEach answers calls of a batch each by itself, in their order. It returns those that need a row which another
+// transaction holds.
 func (s *Session) decideEach(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
 	for _, c := range calls {
 		c.passes = waitFor == nil
@@ -215,7 +216,8 @@ func (s *Session) choose(c *Call) {
 }
 
 // Decide answers c by itself. Outside a transaction it runs again on a conflict. It returns a heldError if c asks for
-// several rows and another transaction holds one of them. For a single row it waits, because the call holds no other row meanwhile.
+// several rows and another transaction holds one of them. For a single row it waits, because the call holds no other
+// row meanwhile.
 func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 	c.Answers, c.Record = nil, nil
 	if s.choose(c); c.way == byStatement {

@@ -39,7 +39,8 @@ func (s *Session) Settles(t *bucket.Terms) bool {
 	return s.memory == nil && isFit
 }
 
-// Settle ends a reservation by settle_1. Outside a transaction it doesn't wait for other transactions for long: then the call is not done.
+// Settle ends a reservation by settle_1. Outside a transaction it doesn't wait for other transactions for long: then
+// the call is not done.
 func (s *Session) Settle(ctx context.Context, q *Settlement) error {
 	if s.mode != alone {
 		return s.OrSpoil(ctx, s.settleOn(ctx, s.conn, q))
@@ -51,8 +52,8 @@ func (s *Session) Settle(ctx context.Context, q *Settlement) error {
 	return err
 }
 
-// mostEnds bounds the calls of a transaction that ends reservations. settle_1 has a subtransaction, and a server finds up to 64 of a transaction
-// quickly.
+// mostEnds bounds the calls of a transaction that ends reservations. settle_1 has a subtransaction, and a server finds
+// up to 64 of a transaction quickly.
 const mostEnds = 50
 
 // settleFirst answers the calls that end reservations, and returns the others.
@@ -78,7 +79,8 @@ func (s *Session) settleFirst(ctx context.Context, calls []*Call) (others []*Cal
 	return others
 }
 
-// settleAll ends reservations in one transaction and one round trip. If another transaction is in the way of one of them, none is done.
+// settleAll ends reservations in one transaction and one round trip. If another transaction is in the way of one of
+// them, none is done.
 func (s *Session) settleAll(ctx context.Context, calls []*Call) {
 	var of []*Settlement
 	claim := func() bool {
@@ -126,7 +128,8 @@ func (u *Unit) settleOn(ctx context.Context, conn Conn, of ...*Settlement) (err 
 		if err := results.QueryRow().Scan(&e.Done, &state, &amount, &name, &key, &shard, &plan); err != nil {
 			return err
 		}
-		e.State, e.Amount, e.Key, e.Plan = state.String, amount.Float64, bucket.Key{Name: name.String, Key: key.String, Shard: shard.Int32}, plan.String
+		e.State, e.Amount, e.Key, e.Plan = state.String, amount.Float64,
+			bucket.Key{Name: name.String, Key: key.String, Shard: shard.Int32}, plan.String
 	}
 	return nil
 }

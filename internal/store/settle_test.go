@@ -9,8 +9,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// Calls of a batch that end reservations are one round trip. An unknown one is not done. If another transaction holds a row of one of them, none is done, and each is
-// decided by itself.
+// Calls of a batch that end reservations are one round trip. An unknown one is not done. If another transaction holds a
+// row of one of them, none is done, and each is decided by itself.
 func TestSettlementsOfABatchAreOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	s, l := newStand(t), still("still", 10)

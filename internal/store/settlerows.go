@@ -43,14 +43,16 @@ func asChanged(err error) error {
 // KeepsInSQL reports whether functions in the server change reservations.
 func (s *Session) KeepsInSQL() bool { return s.memory == nil && !s.IsRouted() }
 
-// EndRows ends reservations by settle_rows_1, and makes the charges. Outside a transaction it isn't cancelled, and doesn't wait for other transactions
-// for long: see IsInTheWay.
+// EndRows ends reservations by settle_rows_1, and makes the charges. Outside a transaction it isn't cancelled, and
+// doesn't wait for other transactions for long: see IsInTheWay.
 func (s *Session) EndRows(ctx context.Context, ends []End, charges ...Charge) error {
 	text, err := json.Marshal(ends)
 	if err != nil {
 		return err
 	}
-	send := func(ctx context.Context, elements []rowAsk, asOf *int64, first *int32) (answers []bucket.Answer, decided bool, err error) {
+	send := func(ctx context.Context, elements []rowAsk, asOf *int64, first *int32) (answers []bucket.Answer, decided bool,
+		err error,
+	) {
 		var asks pgtype.Text
 		if len(elements) > 0 {
 			encoded, err := json.Marshal(elements)
@@ -60,7 +62,8 @@ func (s *Session) EndRows(ctx context.Context, ends []End, charges ...Charge) er
 			asks = pgtype.Text{String: string(encoded), Valid: true}
 		}
 		err = s.once(ctx, nil, func(ctx context.Context, conn Conn) error {
-			rows, err := conn.Query(ctx, s.statements.settleRows, string(text), asks, asOf, first, int32(s.waitForOthers().Milliseconds()), s.mode == alone)
+			rows, err := conn.Query(ctx, s.statements.settleRows, string(text), asks, asOf, first,
+				int32(s.waitForOthers().Milliseconds()), s.mode == alone)
 			if err == nil {
 				answers, decided, _, err = s.scanGeneral(ctx, rows, elements)
 			}
@@ -73,11 +76,12 @@ func (s *Session) EndRows(ctx context.Context, ends []End, charges ...Charge) er
 		_, _, err := send(ctx, nil, s.AsOf(), nil)
 		return err
 	}
-	_, err = s.decideBy(ctx, inOrder(changes), nil, func(ctx context.Context, asks []bucket.Ask, elements []rowAsk, asOf *int64) ([]bucket.Answer, bool, error) {
-		first := s.placeAwaited(asks, false)
-		answers, decided, err := send(ctx, elements, asOf, first)
-		return answers, decided, generalError(err, asks, first)
-	})
+	_, err = s.decideBy(ctx, inOrder(changes), nil,
+		func(ctx context.Context, asks []bucket.Ask, elements []rowAsk, asOf *int64) ([]bucket.Answer, bool, error) {
+			first := s.placeAwaited(asks, false)
+			answers, decided, err := send(ctx, elements, asOf, first)
+			return answers, decided, generalError(err, asks, first)
+		})
 	return err
 }
 
@@ -90,7 +94,9 @@ func (s *Session) Once(ctx context.Context, statement func(ctx context.Context, 
 }
 
 // once is Once for a call that is claimed first.
-func (s *Session) once(ctx context.Context, claim func() bool, statement func(ctx context.Context, conn Conn) error) error {
+func (s *Session) once(ctx context.Context, claim func() bool,
+	statement func(ctx context.Context, conn Conn) error,
+) error {
 	if s.mode != alone {
 		return statement(ctx, s.conn)
 	}
@@ -110,8 +116,8 @@ func (s *Session) once(ctx context.Context, claim func() bool, statement func(ct
 	return err
 }
 
-// IsInTheWay reports whether a call outside a transaction has failed because it needs one in which it can wait, or be cancelled: nothing was
-// done.
+// IsInTheWay reports whether a call outside a transaction has failed because it needs one in which it can wait, or be
+// cancelled: nothing was done.
 func IsInTheWay(err error) bool {
 	var held *heldError
 	return errors.Is(err, ErrNeedsTx) || HasTimedOut(err) || IsRetryable(err) || errors.As(err, &held)

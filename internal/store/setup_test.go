@@ -347,7 +347,8 @@ func (p *spy) BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error
 	return p.Pool.BeginTx(ctx, options)
 }
 
-// requireSent checks how many statements took since the last time. Each but the last has met held rows, and then one reads these.
+// requireSent checks how many statements took since the last time. Each but the last has met held rows, and then one
+// reads these.
 func (s *stand) requireSent(statements int, message string) {
 	s.Helper()
 	require.Equal(s, statements, s.pool.sent[s.statements.spend], message)

@@ -17,8 +17,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 )
 
-// slotHistory is a random history of calls about leases on a few buckets. Functions in the server decide on the rows, and package bucket
-// on states in memory.
+// slotHistory is a random history of calls about leases on a few buckets. Functions in the server decide on the rows,
+// and package bucket on states in memory.
 type slotHistory struct {
 	src     buckettest.Seeded
 	pool    *pgxpool.Pool
@@ -32,9 +32,9 @@ type slotHistory struct {
 	calls, byStatement int
 }
 
-// TestSlotFunctionsAgree compares the answers, leases and fencing numbers of acquire_1, acquire_set_1, release_1, release_set_1 and renew_lease_1 with
-// those of package bucket, alone, in batches, and in transactions of each isolation level, some of which are rolled back. Leases end, policies change, and
-// clocks step back.
+// TestSlotFunctionsAgree compares the answers, leases and fencing numbers of acquire_1, acquire_set_1, release_1,
+// release_set_1 and renew_lease_1 with those of package bucket, alone, in batches, and in transactions of each
+// isolation level, some of which are rolled back. Leases end, policies change, and clocks step back.
 func TestSlotFunctionsAgree(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {

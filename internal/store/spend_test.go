@@ -52,8 +52,8 @@ func (s *stand) with(settings string, mode pgx.QueryExecMode) *stand {
 	return standOn(s.T, other)
 }
 
-// set sets only these things in each later statement of a stand of with, which plans them anew. It is quicker than with, because a new
-// session has to read the catalog.
+// set sets only these things in each later statement of a stand of with, which plans them anew. It is quicker than
+// with, because a new session has to read the catalog.
 func (s *stand) set(settings string) {
 	s.Helper()
 	statements := "RESET ALL; DISCARD PLANS"
@@ -74,8 +74,8 @@ var plans = []string{
 	"default_transaction_isolation=repeatable read", "default_transaction_isolation=serializable",
 }
 
-// A batch has the same answers, in one round trip, for each plan, isolation level and protocol mode. A row with enough gives, a row
-// without refuses, and a missing row is inserted.
+// A batch has the same answers, in one round trip, for each plan, isolation level and protocol mode. A row with enough
+// gives, a row without refuses, and a missing row is inserted.
 func TestABatchAnswersTheSameUnderAnyQueryPlan(t *testing.T) {
 	t.Parallel()
 	for _, table := range []struct {
@@ -187,7 +187,8 @@ func TestAHeldRowDelaysNoOtherCallOfABatch(t *testing.T) {
 	}
 }
 
-// Batches with the same keys, whose plans lock them in opposite orders, run at the same time: no call fails, and the given tokens are gone.
+// Batches with the same keys, whose plans lock them in opposite orders, run at the same time: no call fails, and the
+// given tokens are gone.
 func TestBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 	t.Parallel()
 	const keys, rounds = 60, 12

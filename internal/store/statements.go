@@ -24,8 +24,8 @@ type statements struct {
 	clock, setting, boundWaits string
 }
 
-// Statement returns the statement in sql/name.sql of a package, which is written for the default schema, for the schema of the Store. Two packages
-// must not have files of one name.
+// Statement returns the statement in sql/name.sql of a package, which is written for the default schema, for the schema
+// of the Store. Two packages must not have files of one name.
 func (s *Store) Statement(files embed.FS, name string) string {
 	known, found := s.others.Load(name)
 	if !found {
@@ -43,7 +43,8 @@ func (s *Store) Statement(files embed.FS, name string) string {
 func inSchema(schema, statement string) string {
 	for _, table := range []string{"buckets", "leases", "reservations", "fingerprint"} {
 		name := pgx.Identifier{schema, table}.Sanitize()
-		statement = strings.ReplaceAll(statement, "'"+DefaultSchema+"."+table+"'", "'"+strings.ReplaceAll(name, "'", "''")+"'")
+		statement = strings.ReplaceAll(statement, "'"+DefaultSchema+"."+table+"'",
+			"'"+strings.ReplaceAll(name, "'", "''")+"'")
 		statement = strings.ReplaceAll(statement, DefaultSchema+"."+table, name)
 	}
 	return statement
@@ -73,13 +74,16 @@ func newStatements(schema string) (s statements) {
 	s.spend = callOf(schema, "spend_1", 13, "ord, allowed, value, ts, capacity, now_us")
 	s.spendWindows = callOf(schema, "spend_windows_1", 12, "ord, allowed, value, ts, capacity, now_us, taken")
 	s.acquire = callOf(schema, "acquire_1", 10, "allowed, value, ts, capacity, fence, until_us, last_us, leases, now_us")
-	s.acquireSet = callOf(schema, "acquire_set_1", 13, "ord, allowed, value, ts, capacity, fence, until_us, last_us, leases, now_us")
+	s.acquireSet = callOf(schema, "acquire_set_1", 13, "ord, allowed, value, ts, capacity, fence, until_us, last_us, "+
+		"leases, now_us")
 	s.release = callOf(schema, "release_1", 7, "held, now_us")
 	s.releaseSet = callOf(schema, "release_set_1", 5, "ord, now_us")
 	s.renewLease = callOf(schema, "renew_lease_1", 8, "held, now_us, until_us")
 	s.reserve = callOf(schema, "reserve_1", 22, "allowed, value, ts, capacity, now_us, ready_us")
-	s.reserveRows = callOf(schema, "reserve_rows_1", 15, "allowed, value, ts, capacity, taken, NULL::bigint[] AS leases, now_us, mended, held, ready_us")
-	s.settleRows = callOf(schema, "settle_rows_1", 6, "allowed, value, ts, capacity, taken, NULL::bigint[] AS leases, now_us, mended, held")
+	s.reserveRows = callOf(schema, "reserve_rows_1", 15, "allowed, value, ts, capacity, taken, NULL::bigint[] AS "+
+		"leases, now_us, mended, held, ready_us")
+	s.settleRows = callOf(schema, "settle_rows_1", 6, "allowed, value, ts, capacity, taken, NULL::bigint[] AS leases, "+
+		"now_us, mended, held")
 	s.settle = callOf(schema, "settle_1", 18, "done, state, amount, name, key, shard, plan")
 	s.readRows = callOf(schema, "read_rows_1", 4, "value, ts, capacity, taken, leases, now_us, filtered")
 	s.pruneRows = callOf(schema, "prune_rows_1", 9, "deleted, done")
@@ -87,7 +91,8 @@ func newStatements(schema string) (s statements) {
 	return s
 }
 
-// callOf returns the statement that calls a function of the schema with so many parameters, and selects columns of its result.
+// callOf returns the statement that calls a function of the schema with so many parameters, and selects columns of its
+// result.
 func callOf(schema, function string, parameters int, columns string) string {
 	call := []byte("SELECT " + columns + " FROM " + pgx.Identifier{schema, function}.Sanitize() + "(")
 	for n := 1; n <= parameters; n++ {

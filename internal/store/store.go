@@ -1,7 +1,8 @@
-// Package store keeps buckets in Postgres. It locks, reads and saves rows, and runs the statements that decide. Package bucket has the
-// algebra.
+// Package store keeps buckets in Postgres. It locks, reads and saves rows, and runs the statements that decide. Package
+// bucket has the algebra.
 //
-// A Session is the store on a pool or in a transaction. Its Owner begins transactions, and runs attempts again after a conflict.
+// A Session is the store on a pool or in a transaction. Its Owner begins transactions, and runs attempts again after a
+// conflict.
 package store
 
 import (
@@ -30,11 +31,13 @@ type Conn interface {
 type Owner interface {
 	// InOwnTx runs fn once on a session in a new READ COMMITTED transaction, which it commits unless fn fails.
 	InOwnTx(ctx context.Context, from *Session, fn func(tx *Session) error) error
-	// Once runs statement on a connection of its own, as a transaction of its own that is not cancelled, and returns an error that says so if
-	// it's unknown whether that has committed. claim is called when the connection is there; if it returns false, nothing runs, and the error
-	// is context.Canceled. ran is false if the Owner can't do that.
-	Once(ctx context.Context, claim func() bool, statement func(ctx context.Context, conn Conn) error) (ran bool, err error)
-	// Retry runs attempt again after an attempt that ended with err, while the cause is a conflict with other transactions.
+	// Once runs statement on a connection of its own, as a transaction of its own that is not cancelled, and returns an
+	// error that says so if it's unknown whether that has committed. claim is called when the connection is there; if it
+	// returns false, nothing runs, and the error is context.Canceled. ran is false if the Owner can't do that.
+	Once(ctx context.Context, claim func() bool,
+		statement func(ctx context.Context, conn Conn) error) (ran bool, err error)
+	// Retry runs attempt again after an attempt that ended with err, while the cause is a conflict with other
+	// transactions.
 	Retry(ctx context.Context, verb string, err error, attempt func() error) error
 	// Mended reports a row of the limit that a wrong clock had written, and that was corrected.
 	Mended(ctx context.Context, limit string)
@@ -61,9 +64,10 @@ type Store struct {
 
 // Options are the settings of a Store.
 type Options struct {
-	Schema        string
-	AsOf          func() *int64 // the instant that replaces the database's clock; nil: none does
-	RelaxedCommit bool          // whether calls in transactions of their own, which keep no record, return before their commits are on disk
+	Schema string
+	AsOf   func() *int64 // the instant that replaces the database's clock; nil: none does
+	// whether calls in transactions of their own, which keep no record, return before their commits are on disk
+	RelaxedCommit bool
 }
 
 // New returns a Store.

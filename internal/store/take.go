@@ -27,9 +27,9 @@ func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 	return err
 }
 
-// takeByStatement takes the costs of c from all of its buckets, or from none, by one statement: in the transaction of the session,
-// or in one of its own. If the statement cannot decide on the rows that it found, nothing was taken, and c is decided in another
-// way.
+// takeByStatement takes the costs of c from all of its buckets, or from none, by one statement: in the transaction of
+// the session, or in one of its own. If the statement cannot decide on the rows that it found, nothing was taken, and c
+// is decided in another way.
 func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 	c.way = byStatement // after an attempt before
 	c.verdict, err = s.take(ctx, c)
@@ -59,7 +59,9 @@ func (s *Session) take(ctx context.Context, c *Call) (v verdict, err error) {
 }
 
 // takeOne takes from one bucket on one row, by take_1 or slide_1. The answer is put into room if that has the capacity.
-func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, kind bucket.Statement, room []bucket.Answer) (answers []bucket.Answer, v verdict, err error) {
+func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, kind bucket.Statement,
+	room []bucket.Answer,
+) (answers []bucket.Answer, v verdict, err error) {
 	u.EnterQueue(ctx, asks)
 	statement, parameters := u.statementFor(&asks[0], kind)
 	rows, err := u.conn.Query(ctx, statement, parameters...)
@@ -108,7 +110,10 @@ func scanOne(rows pgx.Rows, kind bucket.Statement) (a bucket.Answer, v verdict, 
 		return a, undecided, err
 	}
 	rows.Close() // or there is no Err yet
-	a = bucket.Answer{Allowed: r.allowed.Bool, Absent: !r.ts.Valid, Now: r.now, State: bucket.State{Value: r.value.Float64, TS: r.ts.Int64, Capacity: r.capacity.Float64}}
+	a = bucket.Answer{
+		Allowed: r.allowed.Bool, Absent: !r.ts.Valid, Now: r.now,
+		State: bucket.State{Value: r.value.Float64, TS: r.ts.Int64, Capacity: r.capacity.Float64},
+	}
 	if r.taken != nil {
 		a.State.Parts = &bucket.Parts{Taken: r.taken}
 	}
@@ -127,7 +132,8 @@ func scanOne(rows pgx.Rows, kind bucket.Statement) (a bucket.Answer, v verdict, 
 func (u *Unit) decideRows(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
 	u.EnterQueue(ctx, rows)
 	c := columnsOf(rows)
-	found, err := u.conn.Query(ctx, u.statements.decide, c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.steps, c.stepUs, c.phases,
+	found, err := u.conn.Query(ctx, u.statements.decide, c.names, c.keys, c.shards, c.costs, c.capacities, c.rates,
+		c.steps, c.stepUs, c.phases,
 		c.lowest, c.since, c.until, u.AsOf())
 	if err != nil {
 		return nil, undecided, err
@@ -152,12 +158,13 @@ func (u *Unit) decideRows(ctx context.Context, rows []bucket.Ask) (answers []buc
 func (u *Unit) groupParameters(rows []bucket.Ask, groups array[integer]) []any {
 	c := columnsOf(rows)
 	return []any{
-		groups, c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.steps, c.stepUs, c.phases, c.lowest, c.since, c.until, u.AsOf(), u.relaxed,
+		groups, c.names, c.keys, c.shards, c.costs, c.capacities, c.rates, c.steps, c.stepUs, c.phases, c.lowest, c.since,
+		c.until, u.AsOf(), u.relaxed,
 	}
 }
 
-// groupAnswer is the answer of decide_groups_1 for a row: whether the costs of its group were taken. If not, Allowed is whether the row has
-// enough, if that is known.
+// groupAnswer is the answer of decide_groups_1 for a row: whether the costs of its group were taken. If not, Allowed is
+// whether the row has enough, if that is known.
 type groupAnswer struct {
 	given, known bool
 	bucket.Answer
@@ -174,25 +181,27 @@ func scanGroups(found pgx.Rows, rows []bucket.Ask) ([]groupAnswer, error) {
 		ts              pgtype.Int8
 	}
 	answered := 0 // which the tag of another driver doesn't say
-	_, err := pgx.ForEachRow(found, []any{&is.place, &is.given, &is.enough, &is.value, &is.ts, &is.capacity, &is.now}, func() error {
-		if is.place < 1 || is.place > int64(len(rows)) {
-			return errUnasked
-		}
-		answered++
-		r := &answers[is.place-1]
-		r.given, r.known, r.Allowed, r.Absent, r.Now = is.given, is.enough.Valid, is.enough.Bool, !is.ts.Valid, is.now
-		if r.State = (bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64}); r.Absent {
-			r.State = rows[is.place-1].Terms.Full(is.now)
-		}
-		return nil
-	})
+	_, err := pgx.ForEachRow(found, []any{&is.place, &is.given, &is.enough, &is.value, &is.ts, &is.capacity, &is.now},
+		func() error {
+			if is.place < 1 || is.place > int64(len(rows)) {
+				return errUnasked
+			}
+			answered++
+			r := &answers[is.place-1]
+			r.given, r.known, r.Allowed, r.Absent, r.Now = is.given, is.enough.Valid, is.enough.Bool, !is.ts.Valid, is.now
+			if r.State = (bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64}); r.Absent {
+				r.State = rows[is.place-1].Terms.Full(is.now)
+			}
+			return nil
+		})
 	if err == nil && answered != len(rows) {
 		err = fmt.Errorf("the function answered for %d of %d rows", answered, len(rows))
 	}
 	return answers, err
 }
 
-// decideAlone is decideRows in a statement that is its own transaction. It's undecided if another transaction is in the way.
+// decideAlone is decideRows in a statement that is its own transaction. It's undecided if another transaction is in the
+// way.
 func (u *Unit) decideAlone(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
 	found, err := u.conn.Query(ctx, u.statements.decideGroups, u.groupParameters(rows, make(array[integer], len(rows)))...)
 	if err != nil {
@@ -200,7 +209,8 @@ func (u *Unit) decideAlone(ctx context.Context, rows []bucket.Ask) (answers []bu
 	}
 	decided, err := scanGroups(found, rows)
 	switch {
-	case wasOvertaken(err) || HasTimedOut(err): // which the server also says of a lock_timeout, if it ends as the lock is there
+	// which the server also says of a lock_timeout, if it ends as the lock is there
+	case wasOvertaken(err) || HasTimedOut(err):
 		return nil, undecided, nil
 	case err != nil:
 		return nil, undecided, err
@@ -221,7 +231,8 @@ func (u *Unit) decideAlone(ctx context.Context, rows []bucket.Ask) (answers []bu
 	return answers, v, nil
 }
 
-// wasOvertaken reports whether a statement for several rows took nothing because another transaction holds one, or was quicker.
+// wasOvertaken reports whether a statement for several rows took nothing because another transaction holds one, or was
+// quicker.
 func wasOvertaken(err error) bool {
 	return IsLockTimeout(err) || IsRetryable(err) || pgerr.Code(err) == codeUniqueViolation
 }

@@ -86,8 +86,8 @@ func (u *Unit) Ask(ctx context.Context, batch *pgx.Batch, receive func(pgx.Batch
 	})
 }
 
-// SendLater sends batch with the next statement of the transaction, at the latest with COMMIT, if that is possible. Its statements must not
-// wait for others.
+// SendLater sends batch with the next statement of the transaction, at the latest with COMMIT, if that is possible. Its
+// statements must not wait for others.
 func (u *Unit) SendLater(ctx context.Context, batch *pgx.Batch) error {
 	tx, ok := u.conn.(*OwnTx)
 	if !ok {
@@ -112,9 +112,9 @@ type Recorder interface {
 	Made(row Row, readyUs int64) Record
 }
 
-// OrSpoil returns err, with which a call in the caller's transaction ended. If the context has ended between two statements of the
-// call, it makes sure that the transaction can only be rolled back, because half of the call may be done on a live connection. A
-// context that ends during a statement closes the connection, with the same effect.
+// OrSpoil returns err, with which a call in the caller's transaction ended. If the context has ended between two
+// statements of the call, it makes sure that the transaction can only be rolled back, because half of the call may be
+// done on a live connection. A context that ends during a statement closes the connection, with the same effect.
 func (u *Unit) OrSpoil(ctx context.Context, err error) error {
 	if err == nil || ctx.Err() == nil || u.mode != callersTx {
 		return err

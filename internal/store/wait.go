@@ -11,15 +11,17 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
-// A call outside a transaction doesn't wait for the row of a bucket while it holds others. Another transaction may hold that row for long, and
-// may need the others. If it needs a row that isn't free, it ends, and starts again: it waits for that row before it locks others. Only the row
-// of a reservation is locked before the row of its bucket.
+// A call outside a transaction doesn't wait for the row of a bucket while it holds others. Another transaction may hold
+// that row for long, and may need the others. If it needs a row that isn't free, it ends, and starts again: it waits
+// for that row before it locks others. Only the row of a reservation is locked before the row of its bucket.
 
 const (
-	// shortWait is how long a statement that may hold rows waits for another: as long as a transaction that is about to commit takes.
+	// shortWait is how long a statement that may hold rows waits for another: as long as a transaction that is about to
+	// commit takes.
 	shortWait = 2 * time.Millisecond
-	// manyWaits is the number of rows after whose waits a call also waits while it holds other rows, because all of them are in use
-	// and never free at the same time. It waits for each for up to leastLongWait, then twice that, and so on up to mostLongWait.
+	// manyWaits is the number of rows after whose waits a call also waits while it holds other rows, because all of them
+	// are in use and never free at the same time. It waits for each for up to leastLongWait, then twice that, and so on up
+	// to mostLongWait.
 	manyWaits     = 3
 	leastLongWait = 20 * time.Millisecond
 	mostLongWait  = time.Second
@@ -28,8 +30,8 @@ const (
 	maxWaits = 10_000
 )
 
-// heldError says that another transaction holds a row which a call needs. Nothing was done. The call runs again, and waits for
-// that row first.
+// heldError says that another transaction holds a row which a call needs. Nothing was done. The call runs again, and
+// waits for that row first.
 type heldError struct {
 	row bucket.Key
 	err error // the lock timeout of a statement that waits for rows only so long; nil: the row was left out
@@ -55,8 +57,8 @@ func waitedFor(err error, row bucket.Key) error {
 	return err
 }
 
-// RetryHeld runs fn until it needs no row that another transaction holds, or ctx ends. In a transaction it runs fn once: the owner
-// of the transaction retries.
+// RetryHeld runs fn until it needs no row that another transaction holds, or ctx ends. In a transaction it runs fn
+// once: the owner of the transaction retries.
 func (s *Session) RetryHeld(ctx context.Context, fn func(s *Session) error) error {
 	if s.mode != alone {
 		return fn(s)

@@ -51,7 +51,8 @@ func (l *FailureLog) Failed(
 	if !isDue {
 		return
 	}
-	attrs = append(attrs, slog.String("error_type", errorType), slog.String("error", ErrorText(err)), slog.Int("omitted", omitted))
+	attrs = append(attrs, slog.String("error_type", errorType), slog.String("error", ErrorText(err)),
+		slog.Int("omitted", omitted))
 	logger.LogAttrs(ctx, level, message, attrs...)
 }
 
@@ -89,7 +90,8 @@ func (l *FailureLog) Worked(ctx context.Context, logger *slog.Logger, message st
 		return
 	}
 	if failed, omitted, hasRecovered := l.recovered(); hasRecovered {
-		logger.LogAttrs(ctx, slog.LevelInfo, message, slog.Float64("failed_s", failed.Seconds()), slog.Int("omitted", omitted))
+		logger.LogAttrs(ctx, slog.LevelInfo, message, slog.Float64("failed_s", failed.Seconds()),
+			slog.Int("omitted", omitted))
 	}
 }
 

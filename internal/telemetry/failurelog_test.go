@@ -14,8 +14,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 )
 
-// TestFailureLog promises a line for the first failure of each kind, then lines at intervals that double up to a minute, and a
-// line when calls work again.
+// TestFailureLog promises a line for the first failure of each kind, then lines at intervals that double up to a
+// minute, and a line when calls work again.
 func TestFailureLog(t *testing.T) {
 	t.Parallel()
 	now := time.Unix(0, 0)

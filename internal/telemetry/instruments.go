@@ -119,7 +119,8 @@ func Instruments() []Instrument {
 		ruleCount: gauge("ratelimit_rules", "ratelimit.rules.count", "{rule}",
 			"Stored rules and overrides in effect, and those that cannot be read and stay as they were.", "set"),
 		planWithoutRule: counter("ratelimit_plans_without_rule_total", "ratelimit.plans_without_rule", "{plan}",
-			"Plans of requests that have no stored rule although other plans of the limit have one, each counted once.", "limit"),
+			"Plans of requests that have no stored rule although other plans of the limit have one, each counted once.",
+			"limit"),
 		share: gauge("ratelimit_upstream_share", "ratelimit.upstream.share", "{share}",
 			"Share of its contract that an upstream accepts, of the key whose share changed last.", "limit"),
 	}
@@ -130,7 +131,8 @@ func seconds() []float64 {
 	return []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
 }
 
-// waits returns the bounds, in seconds, of a histogram of how long reserved work waits. The first holds the work that need not wait.
+// waits returns the bounds, in seconds, of a histogram of how long reserved work waits. The first holds the work that
+// need not wait.
 func waits() []float64 { return []float64{0, .1, .5, 1, 5, 15, 30, 60, 300, 900, 3600, 14400, 86400} }
 
 // sizes returns the bounds of a histogram of how many calls one statement answers.
@@ -148,8 +150,8 @@ func histogram(prometheus, otel, unit, help string, bounds []float64, labels ...
 	return Instrument{prometheus, otel, Histogram, unit, help, labels, bounds}
 }
 
-// Measure calls record for each measurement of event. instrument is an index into Instruments, and labels are the values of its
-// Labels. record must not keep labels.
+// Measure calls record for each measurement of event. instrument is an index into Instruments, and labels are the
+// values of its Labels. record must not keep labels.
 func Measure(event ratelimit.Event, record func(instrument int, value float64, labels ...string)) {
 	switch e := event.(type) {
 	case ratelimit.Decided:

@@ -1,5 +1,5 @@
-// Package telemetry holds the common terms of logs, metrics and traces for the events of a Limiter: the names of results and of
-// errors, and the text of an error without secrets.
+// Package telemetry holds the common terms of logs, metrics and traces for the events of a Limiter: the names of
+// results and of errors, and the text of an error without secrets.
 package telemetry
 
 import (
@@ -54,8 +54,8 @@ func refusal(s *ratelimit.State, shadow bool) string {
 	return refused
 }
 
-// Refuses reports whether the limit of s refuses its call. A limit in shadow mode never does, nor does a limit that was not
-// checked.
+// Refuses reports whether the limit of s refuses its call. A limit in shadow mode never does, nor does a limit that was
+// not checked.
 func Refuses(s *ratelimit.State) bool { return !s.Allowed && s.Mode != ratelimit.Shadow }
 
 // WouldRefuse reports whether a limit in shadow mode would refuse the call that s is part of, if it were enforced.
@@ -109,8 +109,8 @@ func isRequest(verb string) bool {
 // IsDecisive reports whether a call of the verb ends in a Decided or a Transacted if it does not fail.
 func IsDecisive(verb string) bool { return isRequest(verb) || verb == "transaction" }
 
-// IsStored reports whether the database answered a call. It did not if the answer came from memory, or if all of its limits are off
-// or paused.
+// IsStored reports whether the database answered a call. It did not if the answer came from memory, or if all of its
+// limits are off or paused.
 func IsStored(d ratelimit.Decided) bool {
 	return !d.Cached && slices.ContainsFunc(d.Decision.States, func(s ratelimit.State) bool { return !s.NotAsked })
 }
@@ -129,7 +129,8 @@ func Result(d ratelimit.Decided) string {
 // reserve is the verb whose work may have to wait.
 const reserve = "reserve"
 
-// Limit returns the limit under which a call over several limits is reported: the first that refused, or else the first.
+// Limit returns the limit under which a call over several limits is reported: the first that refused, or else the
+// first.
 func Limit(d ratelimit.Decision) string {
 	if s := decisive(d); s != nil {
 		return s.Limit.Name()
@@ -182,8 +183,8 @@ func Answer(a ratelimit.Answered) string {
 	return a.Result
 }
 
-// Load returns the result of a load of rules: "loaded", "kept" if some could not be read and did not change, or "failed" if none
-// was read.
+// Load returns the result of a load of rules: "loaded", "kept" if some could not be read and did not change, or
+// "failed" if none was read.
 func Load(e ratelimit.RulesLoaded) string {
 	switch {
 	case e.Kept > 0:

@@ -87,8 +87,8 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// TestRequestsOfRules promises the reports on limits that a rule of Config.Policies has switched off, put into shadow mode, or
-// paused.
+// TestRequestsOfRules promises the reports on limits that a rule of Config.Policies has switched off, put into shadow
+// mode, or paused.
 func TestRequestsOfRules(t *testing.T) {
 	t.Parallel()
 	until := time.Unix(100, 0)
@@ -244,8 +244,8 @@ func TestErrorType(t *testing.T) {
 	}
 }
 
-// TestInstruments promises that names are unique, that a histogram and no other instrument has bounds, and that each measurement has
-// a value for each label.
+// TestInstruments promises that names are unique, that a histogram and no other instrument has bounds, and that each
+// measurement has a value for each label.
 func TestInstruments(t *testing.T) {
 	t.Parallel()
 	instruments, seen := telemetry.Instruments(), map[string]bool{}
@@ -305,8 +305,8 @@ func (o *told) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// TestTheDecidingRuleIsReported promises that a request is reported with the rule of its policy, and with the kind of that policy. A pause
-// is no rule, so it changes neither.
+// TestTheDecidingRuleIsReported promises that a request is reported with the rule of its policy, and with the kind of
+// that policy. A pause is no rule, so it changes neither.
 func TestTheDecidingRuleIsReported(t *testing.T) {
 	t.Parallel()
 	s, o := &stored{}, &told{}

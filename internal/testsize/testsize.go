@@ -1,5 +1,5 @@
-// Package testsize chooses the size of a test, and its seeds. There are three sizes: short (go test -short, which make test uses), full
-// (without -short, make test-all) and nightly (full, with RATELIMIT_NIGHTLY set, make nightly).
+// Package testsize chooses the size of a test, and its seeds. There are three sizes: short (go test -short, which make
+// test uses), full (without -short, make test-all) and nightly (full, with RATELIMIT_NIGHTLY set, make nightly).
 package testsize
 
 import (
@@ -15,9 +15,11 @@ import (
 const nightlyVariable = "RATELIMIT_NIGHTLY" // makes the full size nightly
 
 //nolint:gochecknoglobals // a flag of go test
-var seedFlag = flag.Uint64("seed", 0, "run each random test with this seed only; 0 chooses seeds by the size of the test")
+var seedFlag = flag.Uint64("seed", 0, "run each random test with this seed only; 0 chooses seeds by the size of the "+
+	"test")
 
-// Long skips t in the short tier. why is the reason: the test takes longer than a second, or needs more than a database and this process.
+// Long skips t in the short tier. why is the reason: the test takes longer than a second, or needs more than a database
+// and this process.
 func Long(t testing.TB, why string) {
 	t.Helper()
 	if testing.Short() {
@@ -41,9 +43,9 @@ func Of[T any](short, full T) T {
 	return full
 }
 
-// EachSeed runs test as a parallel subtest for each seed. The seeds are 1 (short), 1, 2 and the day (full), or 1, 2 and thirty new ones
-// (nightly). So a short run that passes today passes tomorrow. The day is a number, for example 20261123. A failure prints the flags that
-// repeat it.
+// EachSeed runs test as a parallel subtest for each seed. The seeds are 1 (short), 1, 2 and the day (full), or 1, 2
+// and thirty new ones (nightly). So a short run that passes today passes tomorrow. The day is a number, for example
+// 20261123. A failure prints the flags that repeat it.
 func EachSeed(t *testing.T, test func(t *testing.T, seed uint64)) {
 	t.Helper()
 	for _, seed := range seeds(time.Now(), rand.Uint64) {
@@ -55,8 +57,8 @@ func EachSeed(t *testing.T, test func(t *testing.T, seed uint64)) {
 	}
 }
 
-// Seed returns the seed of a test that needs only one: the flag -seed, or 1 (short), the day (full) or a new one (nightly). A failure
-// prints it.
+// Seed returns the seed of a test that needs only one: the flag -seed, or 1 (short), the day (full) or a new one
+// (nightly). A failure prints it.
 func Seed(t testing.TB) uint64 {
 	t.Helper()
 	seed := one(time.Now(), rand.Uint64)

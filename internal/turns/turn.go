@@ -17,10 +17,11 @@ import (
 
 // turnWait has the statements by which an empty SERIALIZABLE transaction waits until it has advisory locks.
 //
-// The transaction that waits must have no snapshot yet, but waiting is a statement, which takes one. So another transaction waits in its
-// place, at READ COMMITTED, because a waiting SERIALIZABLE transaction would hold up the conflict detection of all others. It keeps the
-// locks for the session when it commits. The next transaction takes them over, so its end releases them, however it ends. All statements
-// are one message, at whose end a transaction is open. So a pooler in transaction mode sends them to one connection of the server.
+// The transaction that waits must have no snapshot yet, but waiting is a statement, which takes one. So another
+// transaction waits in its place, at READ COMMITTED, because a waiting SERIALIZABLE transaction would hold up the
+// conflict detection of all others. It keeps the locks for the session when it commits. The next transaction takes them
+// over, so its end releases them, however it ends. All statements are one message, at whose end a transaction is open.
+// So a pooler in transaction mode sends them to one connection of the server.
 const turnWait = `ROLLBACK; BEGIN ISOLATION LEVEL READ COMMITTED;
 	SELECT pg_catalog.set_config('lock_timeout', '%[2]d', true), pg_catalog.set_config('statement_timeout', '0', true);
 	SELECT pg_catalog.bool_or(CASE WHEN pg_catalog.pg_try_advisory_xact_lock(k) THEN false
@@ -36,28 +37,31 @@ const waitAnswer = 3
 // turnForgone begins the transaction anew when the wait failed.
 const turnForgone = `ROLLBACK; BEGIN ISOLATION LEVEL SERIALIZABLE`
 
-// lockOf returns the advisory lock by which transactions of all processes take turns at a bucket. It is so long that an attacker who
-// chooses keys cannot make two buckets wait for each other.
+// lockOf returns the advisory lock by which transactions of all processes take turns at a bucket. It is so long that an
+// attacker who chooses keys cannot make two buckets wait for each other.
 func lockOf(schema string, k bucket.Key) int64 {
 	text, _ := json.Marshal([]any{"pgratelimit turn", schema, k.Name, k.Key, k.Shard}) // of strings and a number
 	sum := sha256.Sum256(text)
 	return int64(binary.BigEndian.Uint64(sum[:8]))
 }
 
-// turnTx is a SERIALIZABLE transaction that can wait for its turn before its first statement. The wait is part of no deadlock in the
-// server: a waiting transaction holds nothing but locks of turns, which all transactions take in one order and at one time.
+// turnTx is a SERIALIZABLE transaction that can wait for its turn before its first statement. The wait is part of no
+// deadlock in the server: a waiting transaction holds nothing but locks of turns, which all transactions take in one
+// order and at one time.
 type turnTx struct {
 	pgx.Tx
 	used bool // whether something may have been sent in it
 }
 
-// await makes a transaction in which nothing was sent wait for locks, in their order. It reports whether the transaction has them,
-// and whether others had one of them before. Without them it goes on. If its connection is lost, the next statement fails.
+// await makes a transaction in which nothing was sent wait for locks, in their order. It reports whether the
+// transaction has them, and whether others had one of them before. Without them it goes on. If its connection is lost,
+// the next statement fails.
 func (tx *turnTx) await(ctx context.Context, locks []int64, most time.Duration) (came, waited bool) {
 	tx.used = true
 	conn := tx.Tx.Conn()
 	list := strings.Trim(strings.ReplaceAll(fmt.Sprint(locks), " ", ","), "[]")
-	results, err := conn.PgConn().Exec(ctx, fmt.Sprintf(turnWait, list, max(most.Milliseconds(), 1))).ReadAll() // 0 would be for ever
+	// 0 would be for ever
+	results, err := conn.PgConn().Exec(ctx, fmt.Sprintf(turnWait, list, max(most.Milliseconds(), 1))).ReadAll()
 	switch {
 	case err == nil:
 		return true, string(results[waitAnswer].Rows[0][0]) == "t"
@@ -102,7 +106,9 @@ func (tx *turnTx) Begin(ctx context.Context) (pgx.Tx, error) {
 }
 
 // CopyFrom copies rows.
-func (tx *turnTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string, rows pgx.CopyFromSource) (int64, error) {
+func (tx *turnTx) CopyFrom(ctx context.Context, table pgx.Identifier, columns []string,
+	rows pgx.CopyFromSource,
+) (int64, error) {
 	tx.used = true
 	return tx.Tx.CopyFrom(ctx, table, columns, rows)
 }

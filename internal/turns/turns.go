@@ -1,5 +1,5 @@
-// Package turns makes transactions take turns at the buckets where they conflicted: the transactions of a process, and if these still
-// conflict, those of all processes.
+// Package turns makes transactions take turns at the buckets where they conflicted: the transactions of a process, and
+// if these still conflict, those of all processes.
 package turns
 
 import (
@@ -16,16 +16,18 @@ import (
 const (
 	// queueMemory is how long after its last conflict a bucket's transactions still queue.
 	queueMemory = time.Second
-	// queueWait is how long a transaction queues. It equals deadlock_timeout, after which Postgres looks for a deadlock, because the
-	// first in the queue may wait for a row that the transaction holds. It then goes on, and Postgres settles the conflict.
+	// queueWait is how long a transaction queues. It equals deadlock_timeout, after which Postgres looks for a deadlock,
+	// because the first in the queue may wait for a row that the transaction holds. It then goes on, and Postgres settles
+	// the conflict.
 	queueWait = time.Second
 	// maxQueues bounds the buckets that are queued for at once. Others just conflict and retry.
 	maxQueues = 4096
 )
 
-// Queues serialize the transactions on one bucket once they have conflicted. Retries at SERIALIZABLE alone would start at the same
-// moment, and all but one would fail. At first the transactions of this process queue, in its memory. If the first in the queue conflicts
-// nevertheless, it has met another process. From then on it also waits for an advisory lock, before its first statement.
+// Queues serialize the transactions on one bucket once they have conflicted. Retries at SERIALIZABLE alone would start
+// at the same moment, and all but one would fail. At first the transactions of this process queue, in its memory. If
+// the first in the queue conflicts nevertheless, it has met another process. From then on it also waits for an advisory
+// lock, before its first statement.
 type Queues struct {
 	Now  func() time.Time // the clock
 	Wait time.Duration    // for which a transaction queues
@@ -44,12 +46,14 @@ type queue struct {
 	sharedUntil time.Time // until when its head also takes turns with other processes
 }
 
-// New returns queues for the transactions of this process, or with a schema, for the transactions of all processes on it.
+// New returns queues for the transactions of this process, or with a schema, for the transactions of all processes on
+// it.
 func New(schema string) *Queues {
 	return &Queues{of: make(map[bucket.Key]*queue), Now: time.Now, limit: maxQueues, Wait: queueWait, schema: schema}
 }
 
-// Conflict notes that transactions met at the buckets, so that the next ones queue: with shared also those of other processes.
+// Conflict notes that transactions met at the buckets, so that the next ones queue: with shared also those of other
+// processes.
 func (qs *Queues) Conflict(shared bool, buckets ...bucket.Key) {
 	qs.mu.Lock()
 	defer qs.mu.Unlock()
@@ -143,9 +147,9 @@ func (q *queue) wait(ctx context.Context, d time.Duration) bool {
 	return false
 }
 
-// Ticket holds the places of one call of InTx in the queues. It is held no longer than the transaction, and only a transaction that
-// has begun takes it. Otherwise the head of a queue could wait for a connection while the transactions behind it have all
-// connections.
+// Ticket holds the places of one call of InTx in the queues. It is held no longer than the transaction, and only a
+// transaction that has begun takes it. Otherwise the head of a queue could wait for a connection while the transactions
+// behind it have all connections.
 type Ticket struct {
 	queues *Queues
 	asked  []bucket.Key // the buckets the last attempt asked for
@@ -168,8 +172,8 @@ func (qs *Queues) Ticket(named []bucket.Key) *Ticket {
 	return &Ticket{queues: qs, named: named, asked: slices.Clone(named)}
 }
 
-// Begin returns the transaction of an attempt as its calls have it. Before its first statement it queues for the buckets that the
-// attempt before asked for.
+// Begin returns the transaction of an attempt as its calls have it. Before its first statement it queues for the
+// buckets that the attempt before asked for.
 func (t *Ticket) Begin(ctx context.Context, tx pgx.Tx) pgx.Tx {
 	if t.queues.schema != "" {
 		t.tx = &turnTx{Tx: tx}
@@ -185,8 +189,8 @@ func (t *Ticket) Begin(ctx context.Context, tx pgx.Tx) pgx.Tx {
 	return tx
 }
 
-// Enter queues for the buckets that an open transaction is about to take from. Only its first call waits: later ones hold row locks
-// that the head of the queue may be waiting for.
+// Enter queues for the buckets that an open transaction is about to take from. Only its first call waits: later ones
+// hold row locks that the head of the queue may be waiting for.
 func (t *Ticket) Enter(ctx context.Context, rows []bucket.Ask) {
 	first := len(t.asked)
 	for i := range rows {
@@ -270,8 +274,8 @@ func (t *Ticket) Release() {
 	}
 }
 
-// Conflict notes that an attempt conflicted at its buckets. It reports whether the next attempt waits for its turn, so that it needs no
-// pause before. An attempt that lost although all others queued has met transactions that do not.
+// Conflict notes that an attempt conflicted at its buckets. It reports whether the next attempt waits for its turn, so
+// that it needs no pause before. An attempt that lost although all others queued has met transactions that do not.
 func (t *Ticket) Conflict() (willWait bool) {
 	t.queues.Conflict(false, t.asked...)
 	for i := range t.heads {

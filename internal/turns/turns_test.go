@@ -48,7 +48,8 @@ func TestQueuesAreBoundedAndForgotten(t *testing.T) {
 	require.Nil(t, q.join(names(0, 1)[0]))
 }
 
-// Transactions wait for those of other processes only where the first of this process's queue has conflicted, and for a second.
+// Transactions wait for those of other processes only where the first of this process's queue has conflicted, and for a
+// second.
 func TestOtherProcessesAreWaitedForAfterAConflict(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)

@@ -16,8 +16,9 @@ var (
 	errLongSpan = errors.New("write a span of up to 40000 days")
 )
 
-// ParseSpan returns the span of time that text names: a word such as minute, a number of them such as 7d or 7 days,
-// or a duration of package time. It returns an error that says what to write if there is no such span, or if it is not above 0.
+// ParseSpan returns the span of time that text names: a word such as minute, a number of them such as 7d or 7 days, or
+// a duration of package time. It returns an error that says what to write if there is no such span, or if it is not
+// above 0.
 func ParseSpan(text string) (time.Duration, error) {
 	for _, unit := range units() {
 		if text == unit.word {
@@ -42,7 +43,8 @@ func ParseSpan(text string) (time.Duration, error) {
 	}
 	switch text {
 	case "month", "quarter", "year":
-		return 0, fmt.Errorf("a %s has no fixed length; write it in days, or use a calendar window that resets each %s", text, text)
+		return 0, fmt.Errorf("a %s has no fixed length; write it in days, or use a calendar window that resets each %s", text,
+			text)
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil {

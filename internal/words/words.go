@@ -1,5 +1,5 @@
-// Package words writes rates and spans of time as people do: 60 per minute, and not 60 per 1m0s. All texts of policies for people
-// use it: the String methods of ratelimit, the answers of httplimit, the command line and the pages.
+// Package words writes rates and spans of time as people do: 60 per minute, and not 60 per 1m0s. All texts of policies
+// for people use it: the String methods of ratelimit, the answers of httplimit, the command line and the pages.
 package words
 
 import (
@@ -32,8 +32,8 @@ func InAny(tokens float64, period time.Duration) string {
 // Number returns all digits of a number, without an exponent.
 func Number(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
 
-// Period returns a span as people say it behind "per": minute, 7 days, 90 seconds, 1.5s. The unit is the largest of which it
-// is a whole number.
+// Period returns a span as people say it behind "per": minute, 7 days, 90 seconds, 1.5s. The unit is the largest of
+// which it is a whole number.
 func Period(d time.Duration) string {
 	for _, unit := range units() {
 		if d == unit.span {

@@ -38,8 +38,8 @@ func escaped(data []byte) []byte {
 	return out
 }
 
-// unquote lets the encoder choose how to write each part. A text with a tab keeps its quotes, because the encoder would write
-// "\t\n" as a block that no reader accepts. "<<" is an instruction without them.
+// unquote lets the encoder choose how to write each part. A text with a tab keeps its quotes, because the encoder would
+// write "\t\n" as a block that no reader accepts. "<<" is an instruction without them.
 func unquote(n *yaml.Node) {
 	if n.Kind != yaml.ScalarNode || n.Value != "<<" && !strings.Contains(n.Value, "\t") {
 		n.Style = 0

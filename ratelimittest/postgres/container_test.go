@@ -17,8 +17,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest/postgres/internal/server"
 )
 
-// TestInAContainer promises that limits work in a container, which is removed afterwards. Without Docker it's skipped; RATELIMIT_DOCKER=1
-// says that this machine has Docker, so the test fails then.
+// TestInAContainer promises that limits work in a container, which is removed afterwards. Without Docker it's skipped;
+// RATELIMIT_DOCKER=1 says that this machine has Docker, so the test fails then.
 func TestInAContainer(t *testing.T) {
 	t.Parallel()
 	image := cmp.Or(os.Getenv("RATELIMIT_POSTGRES_IMAGE"), server.Image(0))

@@ -1,5 +1,5 @@
-// Package postgres gives a test a Postgres of its own, with the tables of the limiter. Use it for tests that a Limiter in memory (package
-// ratelimittest) cannot run: SQL beside the limits, isolation levels, and rules in tables.
+// Package postgres gives a test a Postgres of its own, with the tables of the limiter. Use it for tests that a Limiter
+// in memory (package ratelimittest) cannot run: SQL beside the limits, isolation levels, and rules in tables.
 //
 //	pool := postgres.New(t)
 //	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: clock.Now})
@@ -36,11 +36,15 @@ import (
 )
 
 //nolint:gochecknoglobals // one server for all tests of the process is the point
-var shared = postgrestest.NewShared(func(ctx context.Context) (*postgrestest.Server, error) { return server.Start(ctx, 0) })
+var shared = postgrestest.NewShared(func(ctx context.Context) (*postgrestest.Server,
+	error,
+) {
+	return server.Start(ctx, 0)
+})
 
-// New returns a pool on a database of the test's own, in which migrations.Up has made the tables in the schema ratelimit. When
-// the test ends, the pool is closed and the database dropped. Each configure may change the pool's configuration before it is
-// made.
+// New returns a pool on a database of the test's own, in which migrations.Up has made the tables in the schema
+// ratelimit. When the test ends, the pool is closed and the database dropped. Each configure may change the pool's
+// configuration before it is made.
 func New(t testing.TB, configure ...func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	return shared.New(t, configure...)

@@ -20,7 +20,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(m) }
 
-// TestWork asks for two rounds and their check, as for the process of another commit: that it answers, not how fast it is.
+// TestWork asks for two rounds and their check, as for the process of another commit: that it answers, not how fast it
+// is.
 func TestWork(t *testing.T) {
 	t.Parallel()
 	all := scenario.All(true)

@@ -1,5 +1,5 @@
-// Package against measures the limiter of another commit: it builds this module with that commit's limiter, and runs it as a
-// separate process.
+// Package against measures the limiter of another commit: it builds this module with that commit's limiter, and runs it
+// as a separate process.
 package against
 
 import (

@@ -82,8 +82,8 @@ func (w worker) Run(amount load.Amount, round *contender.Round) (err error) {
 // Check checks the calls so far.
 func (w worker) Check(struct{}, *struct{}) error { return w.check() }
 
-// Work measures the first contender of the scenario for the process at the other end of in and out, until in ends. It uses its own
-// database on the server of RATELIMIT_DATABASE_URL.
+// Work measures the first contender of the scenario for the process at the other end of in and out, until in ends. It
+// uses its own database on the server of RATELIMIT_DATABASE_URL.
 func Work(ctx context.Context, s scenario.Scenario, in io.Reader, out io.WriteCloser) (err error) {
 	postgres, err := server.FindPostgres(ctx)
 	if err != nil {
@@ -96,7 +96,8 @@ func Work(ctx context.Context, s scenario.Scenario, in io.Reader, out io.WriteCl
 	}
 	defer func() { err = errors.Join(err, database.Drop(ctx)) }()
 	runner, err := s.Contenders[0].Way.Open(ctx, contender.Bench{
-		Database: database, Meter: server.NewMeter(postgres, os.Getpid()), Name: "contender0", Callers: s.Callers, Burst: s.Burst, Disk: s.Disk,
+		Database: database, Meter: server.NewMeter(postgres, os.Getpid()), Name: "contender0", Callers: s.Callers,
+		Burst: s.Burst, Disk: s.Disk,
 	})
 	if err != nil {
 		return err

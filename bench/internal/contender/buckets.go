@@ -12,8 +12,8 @@ import (
 
 const keyBytes = 8 // "k0000000"
 
-// keys holds the keys in one string, because a million strings would keep the garbage collector busy. In a service the keys come with
-// the requests.
+// keys holds the keys in one string, because a million strings would keep the garbage collector busy. In a service the
+// keys come with the requests.
 type keys struct {
 	text string
 	n    int
@@ -38,8 +38,8 @@ const (
 	hugeCapacity  = 3e9 // for one key
 )
 
-// policyFor returns a policy that admits every call on n keys during a run. Almost no tokens arrive meanwhile, so the missing tokens
-// equal the calls.
+// policyFor returns a policy that admits every call on n keys during a run. Almost no tokens arrive meanwhile, so the
+// missing tokens equal the calls.
 func policyFor(n int) ratelimit.TokenBucket {
 	if n == 1 {
 		return ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: hugeCapacity}
@@ -93,13 +93,15 @@ func (f buckets) check(ctx context.Context, admitted float64) error {
 	return f.compare(admitted, gone)
 }
 
-// compare returns an error unless admitted - arrived <= gone <= admitted. arrived are the tokens since the buckets were created.
+// compare returns an error unless admitted - arrived <= gone <= admitted. arrived are the tokens since the buckets were
+// created.
 func (f buckets) compare(admitted, gone float64) error {
 	const rounding = 1
 	policy := policyFor(f.keys.n)
 	arrived := float64(f.keys.n) * policy.Rate * float64(time.Since(f.opened)) / float64(policy.Period)
 	if gone > admitted+rounding || gone < admitted-arrived-rounding {
-		return fmt.Errorf("%s: %.0f tokens were admitted and %.0f are gone, while at most %.0f arrived", f.limit.Name(), admitted, gone, arrived)
+		return fmt.Errorf("%s: %.0f tokens were admitted and %.0f are gone, while at most %.0f arrived", f.limit.Name(),
+			admitted, gone, arrived)
 	}
 	return nil
 }

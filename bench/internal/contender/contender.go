@@ -70,11 +70,12 @@ type runner struct {
 	group    *load.Group
 	call     load.Call
 	wire     roundtrips.Counter
-	attempts func() int64                                             // nil: one attempt a call
-	before   func(ctx context.Context) (stop func() error, err error) // starts work that runs beside the calls of a round; may be nil
-	check    func(ctx context.Context, calls int) error               // may be nil
-	closers  []func() error                                           // called in reverse order
-	calls    int
+	attempts func() int64 // nil: one attempt a call
+	// starts work that runs beside the calls of a round; may be nil
+	before  func(ctx context.Context) (stop func() error, err error)
+	check   func(ctx context.Context, calls int) error // may be nil
+	closers []func() error                             // called in reverse order
+	calls   int
 }
 
 // open returns a runner on b. prepare completes it.

@@ -24,7 +24,8 @@ func (w Sliding) Open(ctx context.Context, b Bench) (Runner, error) {
 		if err != nil {
 			return err
 		}
-		limit, all := ratelimit.Define(b.Name, ratelimit.SlidingWindow{Rate: roomyCapacity, Period: time.Hour}), makeKeys(w.Keys)
+		limit, all := ratelimit.Define(b.Name, ratelimit.SlidingWindow{Rate: roomyCapacity, Period: time.Hour}),
+			makeKeys(w.Keys)
 		if err := takeEach(ctx, limiter, limit, all); err != nil {
 			return err
 		}

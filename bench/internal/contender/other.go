@@ -43,7 +43,8 @@ func updateRow(ctx context.Context, db interface {
 	Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error)
 }, name, key string,
 ) error {
-	tag, err := db.Exec(ctx, `UPDATE ratelimit.buckets SET value = value - 1 WHERE name = $1 AND key = $2 AND shard = 0`, name, key)
+	tag, err := db.Exec(ctx, `UPDATE ratelimit.buckets SET value = value - 1 WHERE name = $1 AND key = $2 AND shard = 0`,
+		name, key)
 	if err == nil && tag.RowsAffected() != 1 {
 		return fmt.Errorf("update %s %s: %w", name, key, pgx.ErrNoRows)
 	}
@@ -109,6 +110,7 @@ func TakeNaively(ctx context.Context, tx pgx.Tx, name, key string, policy rateli
 	if value < 0 {
 		return errors.New("the naive port refused a call that it has enough for")
 	}
-	_, err := tx.Exec(ctx, `UPDATE ratelimit.buckets SET value = $3, ts = $4 WHERE name = $1 AND key = $2 AND shard = 0`, name, key, value, now)
+	_, err := tx.Exec(ctx, `UPDATE ratelimit.buckets SET value = $3, ts = $4 WHERE name = $1 AND key = $2 AND shard = 0`,
+		name, key, value, now)
 	return err
 }

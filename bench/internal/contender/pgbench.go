@@ -44,13 +44,18 @@ func TakeInSQL(n int) PGBench {
 
 // UpdateInSQL is Raw in SQL.
 func UpdateInSQL(n int) PGBench {
-	return PGBench{Keys: n, Call: `UPDATE ratelimit.buckets SET value = value - 1 WHERE name = :name AND key = :key AND shard = 0`}
+	return PGBench{
+		Keys: n,
+		Call: `UPDATE ratelimit.buckets SET value = value - 1 WHERE name = :name AND key = :key AND shard = 0`,
+	}
 }
 
-// CountOverALog calls the function that people write by hand: it counts the calls of the last minute. Its limit is never reached, so that
-// it does as much as the others.
+// CountOverALog calls the function that people write by hand: it counts the calls of the last minute. Its limit is
+// never reached, so that it does as much as the others.
 func CountOverALog(n int) PGBench {
-	return PGBench{Keys: n, Call: `SELECT check_rate_limit(:key, 1000000, '1 minute')`, Rows: `SELECT count(*) FROM calls WHERE key LIKE 'k%'`, Setup: `
+	return PGBench{
+		Keys: n, Call: `SELECT check_rate_limit(:key, 1000000, '1 minute')`,
+		Rows: `SELECT count(*) FROM calls WHERE key LIKE 'k%'`, Setup: `
 		CREATE TABLE calls (key text NOT NULL, at timestamptz NOT NULL DEFAULT clock_timestamp());
 		CREATE INDEX ON calls (key, at);
 		CREATE FUNCTION check_rate_limit(p_key text, p_most integer, p_period interval) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -60,7 +65,8 @@ func CountOverALog(n int) PGBench {
 			END IF;
 			INSERT INTO calls (key) VALUES (p_key);
 			RETURN true;
-		END $$`, Admits: `check_rate_limit('race ' || :key, 100, '1 hour')`}
+		END $$`, Admits: `check_rate_limit('race ' || :key, 100, '1 hour')`,
+	}
 }
 
 // Open makes the buckets and what the statement needs, and runs the races.
@@ -100,7 +106,8 @@ func (r *pgbench) prepare(ctx context.Context) (err error) {
 		return fmt.Errorf("make the tables and functions: %w", err)
 	}
 	call := `\set n random(0, ` + strconv.Itoa(r.Keys-1) + ")\n" + r.Call + ";\n"
-	race := `\set i :i + 1` + "\n" + `\set race :i / ` + strconv.Itoa(raceAttempts) + "\nINSERT INTO admitted SELECT :name, :race WHERE " + r.Admits + ";\n"
+	race := `\set i :i + 1` + "\n" + `\set race :i / ` + strconv.Itoa(raceAttempts) +
+		"\nINSERT INTO admitted SELECT :name, :race WHERE " + r.Admits + ";\n"
 	for name, text := range map[string]string{"call": call, "race": race} {
 		text = regexp.MustCompile(`:name\b`).ReplaceAllString(text, "'"+r.bench.Name+"'")
 		key := "'k' || lpad(:n::text, " + strconv.Itoa(keyBytes-1) + ", '0')"
@@ -128,9 +135,12 @@ func (r *pgbench) race(ctx context.Context) error {
 var processed = regexp.MustCompile(`(?s)transactions actually processed: (\d+).*tps = ([0-9.]+) \(without initial connection time\)`)
 
 // start has pgbench run a script a number of times in each session. A time would also count the start of the sessions.
-func (r *pgbench) start(ctx context.Context, script string, times int, args ...string) (calls int, throughput float64, err error) {
+func (r *pgbench) start(ctx context.Context, script string, times int,
+	args ...string,
+) (calls int, throughput float64, err error) {
 	args = append([]string{
-		"-n", "-M", "prepared", "-j", "2", "-c", strconv.Itoa(r.bench.Callers), "-t", strconv.Itoa(times), "-f", filepath.Join(r.directory, script),
+		"-n", "-M", "prepared", "-j", "2", "-c", strconv.Itoa(r.bench.Callers), "-t", strconv.Itoa(times), "-f",
+		filepath.Join(r.directory, script),
 	}, args...)
 	out, err := exec.CommandContext(ctx, r.program, append(args, r.bench.Database.Admin().Config().ConnString())...).CombinedOutput() //nolint:gosec // ours
 	if err != nil {
@@ -172,7 +182,8 @@ func (r *pgbench) Run(ctx context.Context, amount load.Amount) (Round, error) {
 	r.calls, r.throughput = r.calls+calls, throughput
 	unknown := math.NaN()
 	return Round{
-		Throughput: throughput, P50: unknown, P99: unknown, Trips: 1, Attempts: unknown, WAL: float64(after-before) / float64(calls), Allocations: unknown,
+		Throughput: throughput, P50: unknown, P99: unknown, Trips: 1, Attempts: unknown,
+		WAL: float64(after-before) / float64(calls), Allocations: unknown,
 		Processor: processor / float64(calls), Calls: calls,
 	}, nil
 }

@@ -102,8 +102,8 @@ func redisLimit(n int) redis_rate.Limit {
 // redisKey returns the Redis key that redis_rate uses for a key.
 func redisKey(name, key string) string { return "rate:" + name + key }
 
-// goneFromRedis returns the tokens that are missing at now from keys that were full. A key holds the time when it is full again, in
-// seconds since 2017.
+// goneFromRedis returns the tokens that are missing at now from keys that were full. A key holds the time when it is
+// full again, in seconds since 2017.
 func goneFromRedis(ctx context.Context, client *redis.Client, of buckets, now time.Time) (float64, error) {
 	const piece = 1000
 	policy := policyFor(of.keys.n)
@@ -134,8 +134,8 @@ func goneFromRedis(ctx context.Context, client *redis.Client, of buckets, now ti
 	return sum, nil
 }
 
-// redisScript returns the script that redis_rate runs for a call. redis_rate does not export it, but sends the text to a server
-// that lacks the script.
+// redisScript returns the script that redis_rate runs for a call. redis_rate does not export it, but sends the text to
+// a server that lacks the script.
 func redisScript(ctx context.Context) (string, error) {
 	var recorded recorder
 	_, err := redis_rate.NewLimiter(&recorded).Allow(ctx, "key", redis_rate.PerSecond(1))

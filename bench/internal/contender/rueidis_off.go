@@ -4,7 +4,8 @@ package contender
 
 import "context"
 
-// Rueidis is redis_rate's script through rueidis. It needs the build tag rueidis, because the client takes a minute to compile.
+// Rueidis is redis_rate's script through rueidis. It needs the build tag rueidis, because the client takes a minute to
+// compile.
 type Rueidis struct {
 	Keys int
 }

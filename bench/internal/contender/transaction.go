@@ -107,7 +107,9 @@ func (w InTx) Open(ctx context.Context, b Bench) (Runner, error) {
 }
 
 // transaction takes in a transaction.
-func (w InTx) transaction(ctx context.Context, pool *pgxpool.Pool, l *ratelimit.Limiter, request ratelimit.Request, c *load.Caller, attempts *atomic.Int64) error {
+func (w InTx) transaction(ctx context.Context, pool *pgxpool.Pool, l *ratelimit.Limiter, request ratelimit.Request,
+	c *load.Caller, attempts *atomic.Int64,
+) error {
 	run := func(tx pgx.Tx) error {
 		attempts.Add(1)
 		return w.Body.run(ctx, tx, c, func() error { return allowed(l.WithTx(tx).Take(ctx, request)) })

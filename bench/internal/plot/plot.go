@@ -26,7 +26,12 @@ const (
 // colours are the colours of the lines on light and on dark, in the order of the contenders.
 func colours() [][2]string {
 	return [][2]string{
-		{"#0969da", "#58a6ff"}, {"#57606a", "#9198a1"}, {"#cf222e", "#ff7b72"}, {"#1a7f37", "#3fb950"}, {"#8250df", "#bc8cff"}, {"#9a6700", "#d29922"},
+		{"#0969da", "#58a6ff"},
+		{"#57606a", "#9198a1"},
+		{"#cf222e", "#ff7b72"},
+		{"#1a7f37", "#3fb950"},
+		{"#8250df", "#bc8cff"},
+		{"#9a6700", "#d29922"},
 	}
 }
 
@@ -55,12 +60,13 @@ func Processor() Figure {
 	}
 }
 
-// SVG returns a drawing of a figure that is readable on light and on dark. Both axes are logarithmic: the same distance is
-// the same ratio. An upright stroke is the middle half of the rounds.
+// SVG returns a drawing of a figure that is readable on light and on dark. Both axes are logarithmic: the same distance
+// is the same ratio. An upright stroke is the middle half of the rounds.
 func SVG(c scenario.Curve, f Figure) []byte {
 	var b strings.Builder
 	s := scales(c, f)
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-labelledby="title">
+	fmt.Fprintf(&b,
+		`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-labelledby="title">
 <title id="title">%s</title>
 <style>
   text { font: 12px sans-serif; fill: #24292f } .name { font-weight: bold }
@@ -81,7 +87,8 @@ func SVG(c scenario.Curve, f Figure) []byte {
 	}
 	for i, line := range c.Lines {
 		x, y := left+i%legendColumns*(width-left-right)/legendColumns, 36+i/legendColumns*legendHeight
-		fmt.Fprintf(&b, `<g transform="translate(%d %d)"><path class="line c%d" d="M0 0h20"/><circle class="d%d" cx="10" cy="0" r="3.5"/><text x="26" y="4">%s</text></g>`+"\n",
+		fmt.Fprintf(&b,
+			`<g transform="translate(%d %d)"><path class="line c%d" d="M0 0h20"/><circle class="d%d" cx="10" cy="0" r="3.5"/><text x="26" y="4">%s</text></g>`+"\n",
 			x, y, i%len(colours()), i%len(colours()), escape(line.Contender))
 	}
 	b.WriteString("</svg>\n")
@@ -175,7 +182,8 @@ func (s scale) line(w io.Writer, line scenario.Line, i, n int) {
 	if i == 0 {
 		thick = " first"
 	}
-	fmt.Fprintf(w, `<path class="spread c%d" d="%s"/><path class="line c%d%s" d="%s"/>%s`+"\n", class, spreads, class, thick, path, dots)
+	fmt.Fprintf(w, `<path class="spread c%d" d="%s"/><path class="line c%d%s" d="%s"/>%s`+"\n", class, spreads, class,
+		thick, path, dots)
 }
 
 // short returns the text of a mark beside the axis.

@@ -35,7 +35,10 @@ type Document struct {
 
 // Of returns the run as a document.
 func Of(run Run) Document {
-	d := Document{Run: run, Curves: scenario.Curves(run.Results), Scenarios: map[string]map[string]map[scenario.Figure]stats.Spread{}}
+	d := Document{
+		Run: run, Curves: scenario.Curves(run.Results),
+		Scenarios: map[string]map[string]map[scenario.Figure]stats.Spread{},
+	}
 	for _, r := range run.Results {
 		if r.Curve != "" {
 			continue

@@ -15,7 +15,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// measured returns a run of a scenario with two rounds, and a contender that was not there. It is a point of that curve, if any.
+// measured returns a run of a scenario with two rounds, and a contender that was not there. It is a point of that
+// curve, if any.
 func measured(curve string) report.Run {
 	nan := math.NaN()
 	return report.Run{

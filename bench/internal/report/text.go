@@ -16,15 +16,18 @@ import (
 // Header writes the machine and the servers.
 func Header(w io.Writer, run Run) {
 	m := run.Machine
-	fmt.Fprintf(w, "%s, %d cores, %.0f GiB, %s, %s, load %.2f before the start\n", m.CPU, m.Cores, m.MemoryGiB, m.OS, m.Go, m.Load)
-	fmt.Fprintf(w, "%s, data on %s, which flushes a page in %s\n", run.Postgres, m.FileSystem, scenario.FormatSeconds(m.Flush.Seconds()))
+	fmt.Fprintf(w, "%s, %d cores, %.0f GiB, %s, %s, load %.2f before the start\n", m.CPU, m.Cores, m.MemoryGiB, m.OS, m.Go,
+		m.Load)
+	fmt.Fprintf(w, "%s, data on %s, which flushes a page in %s\n", run.Postgres, m.FileSystem,
+		scenario.FormatSeconds(m.Flush.Seconds()))
 	var settings []string
 	for _, name := range slices.Sorted(maps.Keys(run.Settings)) {
 		settings = append(settings, name+" = "+run.Settings[name])
 	}
 	fmt.Fprintf(w, "  %s\n", strings.Join(settings, ", "))
 	fmt.Fprintf(w, "%s\n", run.Redis)
-	fmt.Fprintf(w, "%d rounds of %v for each contender, in turns; figures are medians of the rounds, with the middle half of them in brackets\n", run.Rounds, run.Round)
+	fmt.Fprintf(w, "%d rounds of %v for each contender, in turns; figures are medians of the rounds, with the middle "+
+		"half of them in brackets\n", run.Rounds, run.Round)
 	if run.Against != "" {
 		fmt.Fprintf(w, "this checkout and %s are processes of their own, with the same harness\n", run.Against)
 	}
@@ -44,7 +47,8 @@ func Result(w io.Writer, r scenario.Result) {
 		width = max(width, len(row.Name))
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintf(table, "%*s\tcalls/s\tp50\tp99\ttrips\tattempts\tWAL B\tallocs\tcpu\t%s: first / this\tcpu: first / this\t\n", width, "", r.Compare)
+	fmt.Fprintf(table, "%*s\tcalls/s\tp50\tp99\ttrips\tattempts\tWAL B\tallocs\tcpu\t%s: first / this\tcpu: first / "+
+		"this\t\n", width, "", r.Compare)
 	for i, row := range r.Rows {
 		if row.Missing == "" {
 			fmt.Fprintf(table, "%-*s\t%s\t\n", width, row.Name, strings.Join(cells(row, i == 0), "\t"))

@@ -72,7 +72,8 @@ func (r *Result) judge() {
 	for _, bar := range r.Bars {
 		value := r.value(bar)
 		v := Verdict{Bar: bar, Value: value, Measured: !math.IsNaN(value.Median)}
-		v.Reached = v.Measured && (bar.AtLeast > 0 && value.Median >= bar.AtLeast || bar.AtLeast == 0 && value.Median <= bar.AtMost)
+		v.Reached = v.Measured && (bar.AtLeast > 0 && value.Median >= bar.AtLeast || bar.AtLeast == 0 &&
+			value.Median <= bar.AtMost)
 		r.Verdicts = append(r.Verdicts, v)
 	}
 }

@@ -30,8 +30,8 @@ type open struct {
 	row    int
 }
 
-// Run measures the scenario in a database of its own. It returns an error if the scenario could not be measured, or if a
-// contender gave a wrong answer, but not for a slow contender.
+// Run measures the scenario in a database of its own. It returns an error if the scenario could not be measured, or if
+// a contender gave a wrong answer, but not for a slow contender.
 func (s Scenario) Run(ctx context.Context, on Servers, o Options) (_ Result, err error) {
 	database, err := on.Postgres.NewDatabase(ctx)
 	if err != nil {
@@ -79,7 +79,8 @@ func (s Scenario) open(ctx context.Context, database *server.Database, on Server
 	for i, c := range s.Contenders {
 		result.Rows = append(result.Rows, Row{Name: c.Name})
 		runner, err := c.Way.Open(ctx, contender.Bench{
-			Database: database, Redis: on.Redis, Meter: on.Meter, Name: fmt.Sprintf("contender%d", i), Callers: s.Callers, Burst: s.Burst, Disk: s.Disk,
+			Database: database, Redis: on.Redis, Meter: on.Meter, Name: fmt.Sprintf("contender%d", i), Callers: s.Callers,
+			Burst: s.Burst, Disk: s.Disk,
 		})
 		if errors.Is(err, contender.ErrUnavailable) {
 			result.Rows[i].Missing = err.Error()

@@ -66,7 +66,8 @@ func onRedis(n int) []Contender {
 // take returns the scenario of a standalone Take of one of n keys.
 func take(name, keys string, n, callers int, compare Figure, others []Contender, bars ...Bar) Scenario {
 	return Scenario{
-		Name: name, Title: fmt.Sprintf("standalone Take, %s, callers: %d", keys, callers), Callers: callers, Compare: compare, Bars: bars,
+		Name: name, Title: fmt.Sprintf("standalone Take, %s, callers: %d", keys, callers), Callers: callers, Compare: compare,
+		Bars:       bars,
 		Contenders: append([]Contender{{ours, contender.Take{Keys: n}}}, others...),
 	}
 }
@@ -107,7 +108,8 @@ func standalone() []Scenario {
 // slowDisk delays the flush of commits as a cloud disk does. The sleep of commit_delay is the same for all contenders.
 func slowDisk(relaxedTake Contender) Scenario {
 	return Scenario{
-		Name: "disk-1", Title: "100k keys, a flush takes 2 ms longer, callers: 1", Callers: 1, Compare: P50, Disk: 2 * time.Millisecond,
+		Name: "disk-1", Title: "100k keys, a flush takes 2 ms longer, callers: 1", Callers: 1, Compare: P50,
+		Disk:       2 * time.Millisecond,
 		Contenders: []Contender{relaxedTake, {ours, contender.Take{Keys: manyKeys}}, {raw, contender.Raw{Keys: manyKeys}}},
 		Bars:       []Bar{{Contender: relaxed, Figure: P50, Against: ours, AtMost: 1. / 8}},
 	}
@@ -119,17 +121,20 @@ func kinds() []Scenario {
 	beside := Contender{ours, contender.Take{Keys: fewKeys}}
 	return []Scenario{
 		{
-			Name: "sliding-64", Title: "Take of a sliding window beside a token bucket, 20k keys, callers: 64", Callers: 64, Compare: Throughput,
+			Name: "sliding-64", Title: "Take of a sliding window beside a token bucket, 20k keys, callers: 64", Callers: 64,
+			Compare:    Throughput,
 			Contenders: []Contender{{sliding, contender.Sliding{Keys: fewKeys}}, beside},
 			Bars:       []Bar{{Contender: sliding, Figure: Throughput, Against: ours, AtLeast: 0.45}},
 		},
 		{
-			Name: "rules-64", Title: "Take under a stored rule beside a definition in the code, 20k keys, callers: 64", Callers: 64, Compare: Throughput,
+			Name: "rules-64", Title: "Take under a stored rule beside a definition in the code, 20k keys, callers: 64",
+			Callers: 64, Compare: Throughput,
 			Contenders: []Contender{{stored, contender.Ruled{Keys: fewKeys}}, beside},
 			Bars:       []Bar{{Contender: stored, Figure: Throughput, Against: ours, AtLeast: 0.9}},
 		},
 		{
-			Name: "acquire-16", Title: "Acquire and Release of a slot beside a Take, 20k keys, callers: 16", Callers: 16, Compare: Throughput,
+			Name: "acquire-16", Title: "Acquire and Release of a slot beside a Take, 20k keys, callers: 16", Callers: 16,
+			Compare:    Throughput,
 			Contenders: []Contender{{slots, contender.Acquire{Keys: fewKeys}}, beside},
 			Bars:       []Bar{{Contender: slots, Figure: Trips, AtMost: 3}},
 		},
@@ -144,13 +149,18 @@ func inSQL(name string, n int) Scenario {
 	}
 	return Scenario{
 		Name: name, Title: fmt.Sprintf("calls in SQL by pgbench, %d keys, sessions: 64", n), Callers: 64, Compare: Throughput,
-		Note:       "the processor time is the server's; in a race, 512 calls at once want what a limit of 100 has",
-		Contenders: []Contender{{take, contender.TakeInSQL(n)}, {update, contender.UpdateInSQL(n)}, {byHand, contender.CountOverALog(n)}},
+		Note: "the processor time is the server's; in a race, 512 calls at once want what a limit of 100 has",
+		Contenders: []Contender{
+			{take, contender.TakeInSQL(n)},
+			{update, contender.UpdateInSQL(n)},
+			{byHand, contender.CountOverALog(n)},
+		},
 		Facts: []Fact{
 			{Name: "most that take admitted in 9 races", SQL: admitted("contender0", "max(admitted)::float8")},
 			{Name: "least that take admitted", SQL: admitted("contender0", "min(admitted)::float8")},
 			{Name: "most that the count admitted", SQL: admitted("contender2", "max(admitted)::float8")},
-			{Name: "median of what the count admitted", SQL: admitted("contender2", "percentile_cont(0.5) WITHIN GROUP (ORDER BY admitted)")},
+			{Name: "median of what the count admitted", SQL: admitted("contender2",
+				"percentile_cont(0.5) WITHIN GROUP (ORDER BY admitted)")},
 		},
 		Bars: []Bar{
 			{Contender: take, Figure: Throughput, Against: update, AtLeast: 0.5},
@@ -163,8 +173,9 @@ func refusals() []Scenario {
 	const refused, allowed, cached = "refused", "allowed", "refused, refusal cache"
 	return []Scenario{
 		{
-			Name: "refused-16", Title: "refused standalone Take without the cache, 100k keys, 16 callers", Callers: 16, Compare: Throughput,
-			Note: "the server itself logs some 50 bytes every 15 s, which is the rest below 0.05 bytes a decision",
+			Name: "refused-16", Title: "refused standalone Take without the cache, 100k keys, 16 callers", Callers: 16,
+			Compare: Throughput,
+			Note:    "the server itself logs some 50 bytes every 15 s, which is the rest below 0.05 bytes a decision",
 			Contenders: []Contender{
 				{refused, contender.Take{Keys: manyKeys, Empty: true}},
 				{allowed, contender.Take{Keys: manyKeys}},
@@ -175,8 +186,10 @@ func refusals() []Scenario {
 			},
 		},
 		{
-			Name: "cached-1", Title: "refused Take answered by the refusal cache, 100 keys, 1 caller", Callers: 1, Burst: 256, Compare: P50,
-			Note: "the allocation is the decision's list of states; the clock is read every 256 calls; each key is looked at again once a second, which are the round trips",
+			Name: "cached-1", Title: "refused Take answered by the refusal cache, 100 keys, 1 caller", Callers: 1, Burst: 256,
+			Compare: P50,
+			Note: "the allocation is the decision's list of states; the clock is read every 256 calls; each key is looked " +
+				"at again once a second, which are the round trips",
 			Contenders: []Contender{
 				{cached, contender.Take{Keys: 100, Empty: true, Config: ratelimit.Config{RefusalCache: 10_000}}},
 			},
@@ -197,8 +210,14 @@ func transactions() []Scenario {
 			Note: "a call is BEGIN, the limit, SELECT, INSERT and UPDATE on tables of the caller's, COMMIT",
 			Contenders: []Contender{
 				{ours, contender.InTx{Keys: manyKeys, Body: statements}},
-				{raw, contender.Transaction{Keys: manyKeys, Level: pgx.Serializable, Body: statements, Take: contender.TakeByUpdate}},
-				{naive, contender.Transaction{Keys: manyKeys, Level: pgx.Serializable, Body: statements, Take: contender.TakeNaively}},
+				{raw, contender.Transaction{
+					Keys: manyKeys, Level: pgx.Serializable, Body: statements,
+					Take: contender.TakeByUpdate,
+				}},
+				{naive, contender.Transaction{
+					Keys: manyKeys, Level: pgx.Serializable, Body: statements,
+					Take: contender.TakeNaively,
+				}},
 				{bare, contender.Transaction{Keys: manyKeys, Level: pgx.Serializable, Body: statements}},
 			},
 			Bars: []Bar{{Contender: ours, Figure: P50, Against: raw, AtMost: most}},
@@ -265,7 +284,9 @@ func reservations() []Scenario {
 
 // verbs measures each verb beside a Take.
 func verbs() []Scenario {
-	verb := func(limits int, net float64, do func(context.Context, *ratelimit.Limiter, []ratelimit.Request) error) contender.Verb {
+	verb := func(limits int, net float64, do func(context.Context, *ratelimit.Limiter,
+		[]ratelimit.Request) error,
+	) contender.Verb {
 		return contender.Verb{Keys: fewKeys, Limits: limits, Net: net, Do: do}
 	}
 	of := func(callers int) Scenario {
@@ -300,7 +321,10 @@ func hotTransactions() []Scenario {
 			Note: "the limit is taken first; the body is a sleep of the client's",
 			Contenders: []Contender{
 				{ours, contender.InTx{Keys: hotKey, Body: pause}},
-				{committed, contender.Transaction{Keys: hotKey, Level: pgx.ReadCommitted, Body: pause, Take: contender.TakeByUpdate}},
+				{committed, contender.Transaction{
+					Keys: hotKey, Level: pgx.ReadCommitted, Body: pause,
+					Take: contender.TakeByUpdate,
+				}},
 				{naive, contender.Transaction{Keys: hotKey, Level: pgx.Serializable, Body: pause, Take: contender.TakeNaively}},
 			},
 			Bars: []Bar{
@@ -309,12 +333,16 @@ func hotTransactions() []Scenario {
 			},
 		},
 		{
-			Name: "hot-8", Title: "one hot key, 8 processes of 4 workers each, transactions with a 2 ms body", Callers: 32, Compare: Throughput,
-			Note: "each process is a Limiter with a pool of its own; the limit is taken first",
+			Name: "hot-8", Title: "one hot key, 8 processes of 4 workers each, transactions with a 2 ms body", Callers: 32,
+			Compare: Throughput,
+			Note:    "each process is a Limiter with a pool of its own; the limit is taken first",
 			Contenders: []Contender{
 				{ours, contender.InTx{Keys: hotKey, Body: pause, Processes: 8}},
 				{inCommitted, contender.InTx{Keys: hotKey, Body: pause, Processes: 8, Committed: true}},
-				{committed, contender.Transaction{Keys: hotKey, Level: pgx.ReadCommitted, Body: pause, Take: contender.TakeByUpdate}},
+				{committed, contender.Transaction{
+					Keys: hotKey, Level: pgx.ReadCommitted, Body: pause,
+					Take: contender.TakeByUpdate,
+				}},
 			},
 			Bars: []Bar{
 				{Contender: ours, Figure: Attempts, AtMost: 1.1},
@@ -331,9 +359,13 @@ func size(quick bool) []Scenario {
 	}
 	const few, many = "1,000 keys", "1,000,000 keys"
 	return []Scenario{{
-		Name: "keys", Title: "standalone Take, 1,000,000 keys and 1,000 keys, 16 callers", Note: note, Callers: 16, Compare: Throughput,
+		Name: "keys", Title: "standalone Take, 1,000,000 keys and 1,000 keys, 16 callers", Note: note, Callers: 16,
+		Compare:    Throughput,
 		Contenders: []Contender{{many, contender.Take{Keys: keys}}, {few, contender.Take{Keys: 1000}}},
-		Facts:      []Fact{{Name: "bytes a bucket, with the index", SQL: `SELECT pg_total_relation_size('ratelimit.buckets')::float8 / count(*) FROM ratelimit.buckets`}},
-		Bars:       []Bar{{Contender: many, Figure: Throughput, Against: few, AtLeast: 0.9}},
+		Facts: []Fact{{
+			Name: "bytes a bucket, with the index",
+			SQL:  `SELECT pg_total_relation_size('ratelimit.buckets')::float8 / count(*) FROM ratelimit.buckets`,
+		}},
+		Bars: []Bar{{Contender: many, Figure: Throughput, Against: few, AtLeast: 0.9}},
 	}}
 }

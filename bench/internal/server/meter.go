@@ -15,7 +15,8 @@ type Meter struct {
 	others    []int
 }
 
-// NewMeter returns a meter of the server and of other processes. It returns NaN if the server is on another machine, or without /proc.
+// NewMeter returns a meter of the server and of other processes. It returns NaN if the server is on another machine, or
+// without /proc.
 func NewMeter(postgres *Postgres, others ...int) *Meter {
 	m := &Meter{directory: "/proc", others: others}
 	name, _ := os.ReadFile(filepath.Join(m.directory, strconv.Itoa(postgres.process), "comm"))

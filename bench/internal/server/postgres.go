@@ -42,8 +42,8 @@ type Postgres struct {
 	process int
 }
 
-// StartPostgres starts a server with its data on disk. Call Close when done; the server ends with this process in any case. It returns
-// an error if commits are not durable.
+// StartPostgres starts a server with its data on disk. Call Close when done; the server ends with this process in any
+// case. It returns an error if commits are not durable.
 func StartPostgres(ctx context.Context) (*Postgres, error) {
 	return start(ctx, postgrestest.Options{Settings: settings(), Own: true})
 }
@@ -125,7 +125,9 @@ func (d *Database) Admin() *pgxpool.Pool { return d.scratch.Pool }
 
 // Pool returns a pool whose round trips wire counts. configure may change its
 // configuration.
-func (d *Database) Pool(ctx context.Context, connections int, wire *roundtrips.Counter, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+func (d *Database) Pool(ctx context.Context, connections int, wire *roundtrips.Counter,
+	configure ...func(*pgxpool.Config),
+) (*pgxpool.Pool, error) {
 	config := d.scratch.Pool.Config()
 	config.MaxConns = int32(connections)
 	config.ConnConfig.DialFunc = wire.Dial

@@ -36,8 +36,8 @@ cd /
 rm -rf "$directory"
 `
 
-// Durability is the persistence of a Redis. The server takes no snapshots and does not rewrite its log, because that would slow
-// the turns of other contenders.
+// Durability is the persistence of a Redis. The server takes no snapshots and does not rewrite its log, because that
+// would slow the turns of other contenders.
 type Durability string
 
 const (
@@ -85,7 +85,8 @@ func StartRedis(ctx context.Context, d Durability) (_ *Redis, err error) {
 	if err != nil {
 		return nil, err
 	}
-	free, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0") // another process may take the port a moment later
+	// another process may take the port a moment later
+	free, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("find a free port: %w", err), os.RemoveAll(dir))
 	}

@@ -89,8 +89,8 @@ func play[T any](t *testing.T, b *tab, body string) T {
 // unfold opens folded parts, so that their forms are checked, too.
 const unfold = `document.querySelectorAll('details').forEach((d) => { d.open = true; });`
 
-// TestPagesInABrowser checks every page. It violates no Content-Security-Policy, has no serious fault for users of a screen reader
-// or a keyboard, and fits the width of a phone.
+// TestPagesInABrowser checks every page. It violates no Content-Security-Policy, has no serious fault for users of a
+// screen reader or a keyboard, and fits the width of a phone.
 func TestPagesInABrowser(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a browser")
@@ -155,7 +155,8 @@ func TestHostileKeysInABrowser(t *testing.T) {
 	}
 }
 
-// TestTheLevelInTheBrowserEqualsGo compares what the script shows, as tokens arrive, with the projection of the same bucket in Go.
+// TestTheLevelInTheBrowserEqualsGo compares what the script shows, as tokens arrive, with the projection of the same
+// bucket in Go.
 func TestTheLevelInTheBrowserEqualsGo(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a browser")
@@ -268,7 +269,8 @@ func TestLiveLevelFollowsOthers(t *testing.T) {
 	shows("2", "2")
 }
 
-// TestButtonIsPressedTwice before the answer came: the form is sent once. It may be sent again from a page that is gone back to.
+// TestButtonIsPressedTwice before the answer came: the form is sent once. It may be sent again from a page that is gone
+// back to.
 func TestButtonIsPressedTwice(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -288,8 +290,8 @@ func TestButtonIsPressedTwice(t *testing.T) {
 	require.Equal(t, []bool{false, true, false}, stopped)
 }
 
-// TestListsRefresh has keys refused while their page is open. The list shows them, and leads to the form of an override. A chart shows the
-// numbers of the bar under the pointer.
+// TestListsRefresh has keys refused while their page is open. The list shows them, and leads to the form of an
+// override. A chart shows the numbers of the bar under the pointer.
 func TestListsRefresh(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

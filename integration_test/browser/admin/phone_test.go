@@ -62,8 +62,8 @@ func (b *tab) press(t *testing.T, action string, fields map[string]string, resul
 	require.NoError(t, chromedp.Do(b.ctx, chromedp.Click(form+` button`), chromedp.WaitVisible(result)))
 }
 
-// TestEachChangeByItsButton fills in every form that changes something, on a phone, and presses its button. What a form changes is tested
-// in package admin.
+// TestEachChangeByItsButton fills in every form that changes something, on a phone, and presses its button. What a form
+// changes is tested in package admin.
 func TestEachChangeByItsButton(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

@@ -58,8 +58,8 @@ type reply struct {
 	Reserved *outcome `json:"reserved"`
 }
 
-// isTold reports whether all of the reply is within the windows that the state tells. Behind these the browser estimates, and the
-// core goes on by the calendar.
+// isTold reports whether all of the reply is within the windows that the state tells. Behind these the browser
+// estimates, and the core goes on by the calendar.
 func (q *question) isTold(r reply) bool {
 	last := q.At + max(r.RetryAfter, r.ResetAfter)
 	for _, o := range []*outcome{r.Taken, r.Reserved} {

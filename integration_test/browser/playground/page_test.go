@@ -12,7 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 )
 
-// TestThePlaygroundStartsByItself promises that the page runs at once, except with a link to an instant, or if the user prefers reduced motion.
+// TestThePlaygroundStartsByItself promises that the page runs at once, except with a link to an instant, or if the user
+// prefers reduced motion.
 func TestThePlaygroundStartsByItself(t *testing.T) {
 	t.Parallel()
 	url := serve(t)
@@ -94,7 +95,8 @@ func TestKeyboard(t *testing.T) {
 	}
 }
 
-// TestAnnouncementsToScreenReadersAreFew runs an example to its end on a clock of the test's own, and counts the announcements to screen readers.
+// TestAnnouncementsToScreenReadersAreFew runs an example to its end on a clock of the test's own, and counts the
+// announcements to screen readers.
 func TestAnnouncementsToScreenReadersAreFew(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
@@ -140,8 +142,9 @@ func TestAPhonesWidth(t *testing.T) {
 	}
 }
 
-// TestPreferences shows the page as the user prefers it: forced colours keep the chosen example and the marks apart, a low screen (as of a
-// page that is magnified to 200 %) keeps no part of the page on it, and paper gets dark text without buttons.
+// TestPreferences shows the page as the user prefers it: forced colours keep the chosen example and the marks apart, a
+// low screen (as of a page that is magnified to 200 %) keeps no part of the page on it, and paper gets dark text
+// without buttons.
 func TestPreferences(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))

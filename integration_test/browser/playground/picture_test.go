@@ -25,8 +25,8 @@ type picture struct {
 	Told string `json:"told"`
 }
 
-// TestPicturesAreUpToDate draws the picture of each kind of limit in docs/images, with the code of the page, and compares it with
-// the stored picture. With -update it writes them.
+// TestPicturesAreUpToDate draws the picture of each kind of limit in docs/images, with the code of the page, and
+// compares it with the stored picture. With -update it writes them.
 func TestPicturesAreUpToDate(t *testing.T) {
 	t.Parallel()
 	p := open(t, serve(t))
@@ -49,8 +49,8 @@ func TestPicturesAreUpToDate(t *testing.T) {
 	}
 }
 
-// TestPicturesHaveRoomForOtherFonts promises that the texts of each SVG in docs/images stay in the picture, stay in the box that
-// they begin in, and do not overlap. It sets wide fonts; a font that is not installed falls back to another.
+// TestPicturesHaveRoomForOtherFonts promises that the texts of each SVG in docs/images stay in the picture, stay in the
+// box that they begin in, and do not overlap. It sets wide fonts; a font that is not installed falls back to another.
 func TestPicturesHaveRoomForOtherFonts(t *testing.T) {
 	t.Parallel()
 	pictures, err := filepath.Glob("../../../docs/images/*.svg")

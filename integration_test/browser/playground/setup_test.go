@@ -54,8 +54,8 @@ func open(t *testing.T, url string) *page {
 	return p
 }
 
-// goTo loads an address anew, also where only its fragment differs. If time runs then, it goes back to the start and stands still.
-// In the page, set(id, value) enters a value.
+// goTo loads an address anew, also where only its fragment differs. If time runs then, it goes back to the start and
+// stands still. In the page, set(id, value) enters a value.
 func (p *page) goTo(t *testing.T, url string) {
 	t.Helper()
 	require.NoError(t, chromedp.Do(p.tab, chromedp.Navigate("about:blank"), chromedp.Navigate(url)))

@@ -157,7 +157,8 @@ func TestBlocksAreRun(t *testing.T) {
 
 var placeRow = regexp.MustCompile("(?m)^\\| [^|]* \\| `([^`]+)` \\| (`[^|]+`) \\|$")
 
-// TestArchitecture promises that docs/architecture.md names, for each change, a file that exists and directories that have tests.
+// TestArchitecture promises that docs/architecture.md names, for each change, a file that exists and directories that
+// have tests.
 func TestArchitecture(t *testing.T) {
 	t.Parallel()
 	text := pages(t, "docs/architecture.md")[filepath.Join(root, "docs/architecture.md")]
@@ -190,7 +191,8 @@ var foreign = []string{
 	"RateLimit", "SendMessage", // a field of HTTP, and a method of an example
 }
 
-// declared returns the names in the declarations of each public package: of types, fields, functions and their parameters.
+// declared returns the names in the declarations of each public package: of types, fields, functions and their
+// parameters.
 func declared(t *testing.T) map[string]map[string]bool {
 	t.Helper()
 	packages := map[string]map[string]bool{}
@@ -215,8 +217,9 @@ func declared(t *testing.T) map[string]map[string]bool {
 	return packages
 }
 
-// TestPagesNamePublicAPI promises that each exported name in the text of a page is an alert, or declared in a public package. A name
-// such as rules.Store must be declared in rules. The test skips pages for contributors and names of other limiters.
+// TestPagesNamePublicAPI promises that each exported name in the text of a page is an alert, or declared in a public
+// package. A name such as rules.Store must be declared in rules. The test skips pages for contributors and names of
+// other limiters.
 func TestPagesNamePublicAPI(t *testing.T) {
 	t.Parallel()
 	names, packages := map[string]bool{}, declared(t)
@@ -254,8 +257,8 @@ func TestPagesNamePublicAPI(t *testing.T) {
 // promised is the number of entries of integration_test/promises.txt.
 const promised = 45
 
-// TestPromisesNameTests promises that the entries of integration_test/promises.txt are numbered in order, that each names a test, and that each of
-// these tests is in the directory that the entry names.
+// TestPromisesNameTests promises that the entries of integration_test/promises.txt are numbered in order, that each
+// names a test, and that each of these tests is in the directory that the entry names.
 func TestPromisesNameTests(t *testing.T) {
 	t.Parallel()
 	file, err := os.ReadFile("../../promises.txt")

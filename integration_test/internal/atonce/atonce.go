@@ -29,7 +29,9 @@ func Do(n int, work func(worker int) error) error {
 }
 
 // Tx runs fn in a transaction, and again while it loses against another. It returns how often it lost.
-func Tx(ctx context.Context, pool ratelimit.Pool, level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) (conflicts int, err error) {
+func Tx(ctx context.Context, pool ratelimit.Pool, level pgx.TxIsoLevel,
+	fn func(tx pgx.Tx) error,
+) (conflicts int, err error) {
 	const most = 1000
 	for ; conflicts < most; conflicts++ {
 		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, fn)

@@ -29,7 +29,8 @@ func Role(role any) (isChild bool, err error) {
 	return true, json.Unmarshal([]byte(text), role)
 }
 
-// InputEnded returns a context that ends with the standard input of this process: when the parent calls End, or has ended.
+// InputEnded returns a context that ends with the standard input of this process: when the parent calls End, or has
+// ended.
 func InputEnded(ctx context.Context) context.Context {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -61,7 +62,8 @@ func Start(role any, hear func(line []byte) bool) (*Process, error) {
 	p := &Process{Ended: make(chan struct{})}
 	p.command = exec.CommandContext(context.Background(), os.Args[0], "-test.run=^TestRole$", "-test.timeout=0")
 	// Without the option a process that the race detector watches sleeps for a second before it exits.
-	p.command.Env = append(os.Environ(), variable+"="+string(text), strings.TrimSpace("GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0"))
+	p.command.Env = append(os.Environ(), variable+"="+string(text),
+		strings.TrimSpace("GORACE="+os.Getenv("GORACE")+" atexit_sleep_ms=0"))
 	if p.input, err = p.command.StdinPipe(); err != nil {
 		return nil, err
 	}

@@ -20,7 +20,8 @@ type Client struct {
 	env         []string
 }
 
-// Find returns a client in a language. The driver of Node is fetched by npm if it isn't installed. The error says what to install.
+// Find returns a client in a language. The driver of Node is fetched by npm if it isn't installed. The error says what
+// to install.
 func Find(t testing.TB, language string) (*Client, error) {
 	t.Helper()
 	ways := map[string][]Client{
@@ -42,16 +43,21 @@ func Find(t testing.TB, language string) (*Client, error) {
 		directory := t.TempDir()
 		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 		defer cancel()
-		install := exec.CommandContext(ctx, "npm", "install", "--prefix", directory, "--no-save", "--no-package-lock", "--ignore-scripts", "--no-audit",
+		install := exec.CommandContext(ctx, "npm", "install", "--prefix", directory, "--no-save", "--no-package-lock",
+			"--ignore-scripts", "--no-audit",
 			"--no-fund", "--loglevel=error", "--prefer-offline", "--fetch-retries=1", "pg@8")
 		install.Dir = directory
 		out, err := install.CombinedOutput()
-		if c := (&Client{interpreter: "node", env: []string{"NODE_PATH=" + filepath.Join(directory, "node_modules")}}); err == nil && has(c) {
+		if c := (&Client{interpreter: "node", env: []string{"NODE_PATH=" + filepath.Join(directory,
+			"node_modules")}}); err == nil && has(c) {
 			return c, nil
 		}
 		return nil, fmt.Errorf("install node, and npm or the npm package pg on NODE_PATH: %w %s", err, out)
 	}
-	return nil, fmt.Errorf("install %s", map[string]string{"python": "python3 and psycopg2 (python3-psycopg2)", "ruby": "ruby and its package pg (ruby-pg)"}[language])
+	return nil, fmt.Errorf("install %s", map[string]string{
+		"python": "python3 and psycopg2 (python3-psycopg2)",
+		"ruby":   "ruby and its package pg (ruby-pg)",
+	}[language])
 }
 
 // Command returns a command that runs the program in a file, with more variables in its environment.

@@ -17,7 +17,8 @@ import (
 // Century is a period in which next to nothing arrives during a test.
 const Century = 36525 * ratelimit.Day
 
-// Patient bounds a wait for a state, so that a test that hangs fails. It decides nothing: it is far longer than any wait on a busy machine.
+// Patient bounds a wait for a state, so that a test that hangs fails. It decides nothing: it is far longer than any
+// wait on a busy machine.
 const Patient = 2 * time.Minute
 
 // Hoard returns a policy that holds capacity tokens and gains less than a thousandth of one during a test.
@@ -25,8 +26,8 @@ func Hoard(capacity float64) ratelimit.TokenBucket {
 	return ratelimit.TokenBucket{Rate: capacity, Period: Century}
 }
 
-// Eventually polls done until it returns true. It is for states that only the server knows. It polls less often after a while, because
-// many tests wait at the same time, and each look costs the server a millisecond.
+// Eventually polls done until it returns true. It is for states that only the server knows. It polls less often after a
+// while, because many tests wait at the same time, and each look costs the server a millisecond.
 func Eventually(t *testing.T, what string, done func() bool) {
 	t.Helper()
 	for deadline, pause := time.Now().Add(Patient), time.Millisecond; !done(); pause = min(2*pause, 16*time.Millisecond) {
@@ -71,7 +72,8 @@ func on(t *testing.T, pool *pgxpool.Pool) *World {
 // URL returns the connection string of the database.
 func (w *World) URL() string { return w.Pool.Config().ConnString() }
 
-// With returns another Limiter on the same rows. A Timeout of 0 means ten minutes, which is enough for a call on a busy machine.
+// With returns another Limiter on the same rows. A Timeout of 0 means ten minutes, which is enough for a call on a busy
+// machine.
 func (w *World) With(t *testing.T, config ratelimit.Config) *ratelimit.Limiter {
 	t.Helper()
 	if config.Timeout == 0 {
@@ -96,7 +98,8 @@ func (w *World) Count(t *testing.T, sql string, arguments ...any) (n int) {
 	return n
 }
 
-// Begin begins a transaction that ends with the test at the latest, because an open transaction would keep the pool from closing.
+// Begin begins a transaction that ends with the test at the latest, because an open transaction would keep the pool
+// from closing.
 func (w *World) Begin(t *testing.T, level pgx.TxIsoLevel) pgx.Tx {
 	t.Helper()
 	tx, err := w.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})

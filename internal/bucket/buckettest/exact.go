@@ -9,8 +9,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/bucket"
 )
 
-// The change of a bucket with its policy, in rational numbers. Of the policies before, the one that wrote the row counts. It is
-// written from the law
+// The change of a bucket with its policy, in rational numbers. Of the policies before, the one that wrote the row
+// counts. It is written from the law
 //
 //	at from      v1 = min(C0, v + what arrived by the old terms after ts, up to and with from)
 //	full         v1 = C0: v2 = C1, because a bucket without a row is full
@@ -18,8 +18,8 @@ import (
 //	carry        v2 = C1 - used, or what was owed if that is more; in a window, used is kept when nothing is left
 //	after from   tokens arrive by the new terms; a window of theirs that had begun before from gives nothing
 //
-// and shares no code with the package that it checks. Each row is such a bucket of its own, with a share of the terms. Only a reset
-// changes the number of rows.
+// and shares no code with the package that it checks. Each row is such a bucket of its own, with a share of the terms.
+// Only a reset changes the number of rows.
 
 // ExactEras are the terms of a limit at all instants.
 type ExactEras []exactEra
@@ -169,8 +169,8 @@ func (b *ExactBucket) row(i, now int64) exactBucket {
 	return exactBucket{value: e.capacity, ts: e.begin(now), of: e.capacity}
 }
 
-// Bring moves the bucket to the era in effect at now, unless it is in a later era already, and returns the instant to decide at.
-// unsure says that rounding decides whether a row was full when an era ended.
+// Bring moves the bucket to the era in effect at now, unless it is in a later era already, and returns the instant to
+// decide at. unsure says that rounding decides whether a row was full when an era ended.
 func (b *ExactBucket) Bring(now int64) (at int64, unsure bool) {
 	holding := b.Eras.At(now)
 	if !b.IsThere() {
@@ -487,14 +487,15 @@ func Spare(held *big.Rat, cost, lowest float64) float64 {
 	return spare
 }
 
-// MayCredit reports whether tokens taken at an instant may be returned at another one, by the policy of an era. In a window they
-// may until it ends.
+// MayCredit reports whether tokens taken at an instant may be returned at another one, by the policy of an era. In a
+// window they may until it ends.
 func (eras ExactEras) MayCredit(era int, taken, now int64) bool {
 	e := eras[era]
 	return !e.windows || e.window(taken) >= e.window(now)
 }
 
-// DrawEras draws the terms of a limit in one to five eras. The first change is near Opening, and a change of the kind is a reset.
+// DrawEras draws the terms of a limit in one to five eras. The first change is near Opening, and a change of the kind
+// is a reset.
 func DrawEras(src Source, draw func(Source) bucket.Terms) []bucket.Era {
 	eras, from := make([]bucket.Era, 1+src.Pick(5)), Opening
 	for i := range eras {

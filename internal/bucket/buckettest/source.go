@@ -1,5 +1,5 @@
-// Package buckettest checks the algebra of package bucket, for tests of several packages. It draws random policies and histories,
-// and has an exact model of their results.
+// Package buckettest checks the algebra of package bucket, for tests of several packages. It draws random policies and
+// histories, and has an exact model of their results.
 package buckettest
 
 import "math/rand/v2"

@@ -20,17 +20,22 @@ const (
 // TokenBucket returns the terms of a token bucket: rate tokens arrive each period, up to capacity.
 func TokenBucket(rate float64, period time.Duration, capacity float64) bucket.Terms {
 	return bucket.Terms{
-		Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant,
+		Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1,
+		Phase: bucket.MinInstant,
 	}
 }
 
 // FixedWindow returns the terms of a fixed window, one of which begins at start.
 func FixedWindow(rate float64, period time.Duration, capacity float64, start int64) bucket.Terms {
 	step := period.Microseconds()
-	return bucket.Terms{Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: 1, Step: step, Phase: bucket.PhaseOf(start, step)}
+	return bucket.Terms{
+		Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: 1, Step: step,
+		Phase: bucket.PhaseOf(start, step),
+	}
 }
 
-// Valid reports whether there is a policy with the terms t. The tests of NewLimit show that it rejects all other policies.
+// Valid reports whether there is a policy with the terms t. The tests of NewLimit show that it rejects all other
+// policies.
 func Valid(t bucket.Terms) bool {
 	bounded := func(tokens float64) bool {
 		return tokens == 0 || tokens >= bucket.MinTokens && tokens <= bucket.MaxTokens
@@ -41,7 +46,8 @@ func Valid(t bucket.Terms) bool {
 		bounded(t.Capacity) && bounded(t.MaxOwed) && t.Capacity <= most && t.MaxOwed <= most && t.Capacity+t.MaxOwed > 0
 }
 
-// Possible reports whether t can distinguish cost from 0, and can ever give it so that lowest remain, as all callers request.
+// Possible reports whether t can distinguish cost from 0, and can ever give it so that lowest remain, as all callers
+// request.
 func Possible(t bucket.Terms, cost, lowest float64) bool {
 	return (cost == 0 || cost >= max(t.Capacity*bucket.MinCostShare, bucket.MinTokens)) && t.Capacity-cost >= lowest
 }
@@ -68,8 +74,8 @@ func Extreme(src Source) bucket.Terms {
 		One(src, math.Inf(1), 0, between(bucket.MinTokens, bucket.MaxTokens), bucket.MaxTokens, bucket.MinTokens), Extreme)
 }
 
-// Dyadic draws the terms of a policy with which no sum, product or quotient rounds, as long as costs are multiples of 2^-10. The
-// rate of a bucket is a power of two per microsecond.
+// Dyadic draws the terms of a policy with which no sum, product or quotient rounds, as long as costs are multiples of
+// 2^-10. The rate of a bucket is a power of two per microsecond.
 func Dyadic(src Source) bucket.Terms {
 	power := func(low, high int) float64 { return math.Ldexp(1, low+src.Pick(high-low+1)) }
 	period := time.Duration(power(10, 20)) * time.Microsecond
@@ -80,11 +86,14 @@ func Dyadic(src Source) bucket.Terms {
 
 // ofEitherKind returns the terms of a policy of either kind with those numbers, or draws again when there is none. An
 // infinite owed is the largest there is.
-func ofEitherKind(src Source, rate float64, period time.Duration, capacity, owed float64, again func(Source) bucket.Terms) bucket.Terms {
+func ofEitherKind(src Source, rate float64, period time.Duration, capacity, owed float64,
+	again func(Source) bucket.Terms,
+) bucket.Terms {
 	terms := TokenBucket(rate, period, capacity)
 	if src.Pick(3) == 0 {
 		length := period.Microseconds()
-		start := One(src, int64(src.Unit()*float64(length)), Opening, Opening+length/3, Opening+int64(src.Unit()*float64(Century)))
+		start := One(src, int64(src.Unit()*float64(length)), Opening, Opening+length/3,
+			Opening+int64(src.Unit()*float64(Century)))
 		terms = FixedWindow(rate, period, capacity, start)
 	}
 	if terms.MaxOwed = owed; math.IsInf(owed, 1) {
@@ -99,7 +108,8 @@ func ofEitherKind(src Source, rate float64, period time.Duration, capacity, owed
 // Tokens returns what a bucket holds at now.
 func Tokens(t bucket.Terms, s bucket.State, now int64) float64 { return t.Kind.Tokens(t, s, now) }
 
-// Take returns the row of a bucket after cost was taken at now, if at least lowest remain. Otherwise it returns s and false.
+// Take returns the row of a bucket after cost was taken at now, if at least lowest remain. Otherwise it returns s and
+// false.
 func Take(t bucket.Terms, s bucket.State, now int64, cost, lowest float64) (bucket.State, bool) {
 	return t.Kind.Take(t, s, now, cost, lowest)
 }

@@ -6,8 +6,8 @@
 // started the server from programs, it sets RATELIMIT_POSTGRES_BINDIR to their directory, for tests that start a server
 // of their own. When the command ends, run stops a server that it started, and exits with the status of the command.
 //
-// -version is the major version, 14 to 18. Then run always starts a server, from installed programs of that version, from the npm
-// package, or in a container.
+// -version is the major version, 14 to 18. Then run always starts a server, from installed programs of that version,
+// from the npm package, or in a container.
 //
 // With -optional, the command also runs if there is no server. Tests that need one are skipped, and in the end run
 // lists their packages. -optional has no effect if the variable CI is set, or with -version.
@@ -39,7 +39,8 @@ func main() {
 		flag.PrintDefaults()
 	}
 	flag.IntVar(&r.version, "version", 0, "start a server of this major version, 14 to 18")
-	flag.BoolVar(&r.optional, "optional", false, "without a server, skip tests that need one and list their packages; not if CI is set")
+	flag.BoolVar(&r.optional, "optional", false, "without a server, skip tests that need one and list their packages; "+
+		"not if CI is set")
 	flag.Parse()
 	r.optional = r.optional && r.version == 0 && os.Getenv("CI") == ""
 	if flag.NArg() == 0 {
@@ -47,7 +48,8 @@ func main() {
 		os.Exit(2)
 	}
 	if r.version != 0 && (r.version < server.Oldest || r.version > server.Newest) {
-		fmt.Fprintf(os.Stderr, "run: there is no version %d: write -version %d to %d\n", r.version, server.Oldest, server.Newest)
+		fmt.Fprintf(os.Stderr, "run: there is no version %d: write -version %d to %d\n", r.version, server.Oldest,
+			server.Newest)
 		os.Exit(2)
 	}
 	status, err := r.run(flag.Args())

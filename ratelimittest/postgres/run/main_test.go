@@ -26,8 +26,8 @@ func started(t *testing.T, stopped *bool) func(context.Context, int) (*postgrest
 	}
 }
 
-// TestRun promises that a command gets the URL of a server, that run returns its status, and that a server that run has started is down
-// afterwards.
+// TestRun promises that a command gets the URL of a server, that run returns its status, and that a server that run has
+// started is down afterwards.
 func TestRun(t *testing.T) {
 	t.Parallel()
 	var out strings.Builder

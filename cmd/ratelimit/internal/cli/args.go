@@ -12,7 +12,8 @@ func limitAndKey(cmd *cobra.Command, args []string) error {
 	case len(args) == 0:
 		return misused("no limit is named; write %s LIMIT [KEY]", cmd.CommandPath())
 	case len(args) > 2:
-		return misused("there are %d arguments; write %s LIMIT [KEY], with quotes around a key that has spaces", len(args), cmd.CommandPath())
+		return misused("there are %d arguments; write %s LIMIT [KEY], with quotes around a key that has spaces", len(args),
+			cmd.CommandPath())
 	case len(args) == 2 && args[1] == "":
 		return misused("the key is empty; leave it out for the bucket that everybody shares")
 	}
@@ -40,7 +41,8 @@ func oneArgument(what string) cobra.PositionalArgs {
 // noArguments returns an error if the command has arguments.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
-		return misused("%s takes no arguments, and there is %q; see %s --help", cmd.CommandPath(), strings.Join(args, " "), cmd.CommandPath())
+		return misused("%s takes no arguments, and there is %q; see %s --help", cmd.CommandPath(), strings.Join(args, " "),
+			cmd.CommandPath())
 	}
 	return nil
 }

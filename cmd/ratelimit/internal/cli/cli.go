@@ -33,11 +33,15 @@ type options struct {
 }
 
 // Run runs the program with its arguments and returns its exit code. env returns the value of a variable, as os.Getenv.
-func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, env func(name string) string) int {
+func Run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer,
+	env func(name string) string,
+) int {
 	return run(ctx, args, stdin, stdout, stderr, env, open)
 }
 
-func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, env func(name string) string, open opener) int {
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer, env func(name string) string,
+	open opener,
+) int {
 	out := &output{to: stdout}
 	a := &app{in: stdin, out: out, errOut: stderr, env: env, open: open}
 	root := a.root()
@@ -89,12 +93,16 @@ libpq (PGHOST, PGDATABASE, PGSERVICE and others). No error prints the connection
 		DisableAutoGenTag: true,
 	}
 	flags := root.PersistentFlags()
-	flags.StringVar(&a.options.databaseURL, "database-url", "", "connection string of the database; safer in RATELIMIT_DATABASE_URL, because other users can see arguments")
+	flags.StringVar(&a.options.databaseURL, "database-url", "", "connection string of the database; safer in "+
+		"RATELIMIT_DATABASE_URL, because other users can see arguments")
 	flags.StringVar(&a.options.schema, "schema", "ratelimit", "schema of the tables")
 	flags.DurationVar(&a.options.timeout, "timeout", defaultTimeout, "time limit for the database; 0: none")
-	root.AddCommand(a.migrateCommands(), a.rulesCommands(), a.overrideCommands(), a.keyCommand(), a.getCommand(), a.checkCommand(), a.takeCommand(), a.resetCommand(),
-		a.creditCommand(), a.unlockCommand(), a.pauseCommand(), a.resumeCommand(), a.topCommand(), a.reservationsCommands(), a.leasesCommands(), a.pruneCommand(), a.maintainCommand(),
-		a.serveCommand(), a.simulateCommand(), a.doctorCommand(), a.playgroundCommand(), a.grantsCommand(), a.sqlCommand(), a.versionCommand())
+	root.AddCommand(a.migrateCommands(), a.rulesCommands(), a.overrideCommands(), a.keyCommand(), a.getCommand(),
+		a.checkCommand(), a.takeCommand(), a.resetCommand(),
+		a.creditCommand(), a.unlockCommand(), a.pauseCommand(), a.resumeCommand(), a.topCommand(), a.reservationsCommands(),
+		a.leasesCommands(), a.pruneCommand(), a.maintainCommand(),
+		a.serveCommand(), a.simulateCommand(), a.doctorCommand(), a.playgroundCommand(), a.grantsCommand(), a.sqlCommand(),
+		a.versionCommand())
 	root.AddCommand(topics()...)
 	asGroup(root)
 	return root
@@ -174,11 +182,12 @@ func (a *app) checkOptions(cmd *cobra.Command) error {
 	return noEmptyFlags(cmd)
 }
 
-// noEmptyFlags checks that no flag is given without a value, as a script gives one whose variable is not set: it would be as if
-// the flag were not there, and another schema or database meant.
+// noEmptyFlags checks that no flag is given without a value, as a script gives one whose variable is not set: it would
+// be as if the flag were not there, and another schema or database meant.
 func noEmptyFlags(cmd *cobra.Command) (err error) {
 	cmd.Flags().Visit(func(flag *pflag.Flag) {
-		means := flag.Name == "plan" && cmd.Name() == "history" || flag.Name == "key" // the rule without a plan; the bucket that everybody shares
+		// the rule without a plan; the bucket that everybody shares
+		means := flag.Name == "plan" && cmd.Name() == "history" || flag.Name == "key"
 		if flag.Value.Type() == "string" && flag.Value.String() == "" && !means && err == nil {
 			err = misused("--%s is empty; give it a value, or leave it out", flag.Name)
 		}

@@ -32,8 +32,8 @@ func (f *fixture) role(t *testing.T, suffix string) string {
 	return name
 }
 
-// TestRoles promises that the printed grants let each role run its commands, and that a refused command names the grants. What each role
-// may do is tested in integration_test/migrations.
+// TestRoles promises that the printed grants let each role run its commands, and that a refused command names the
+// grants. What each role may do is tested in integration_test/migrations.
 func TestRoles(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
@@ -166,7 +166,8 @@ func TestRulesApplyChangesNothingAfterAConcurrentChange(t *testing.T) {
 	require.Len(t, list.Rules, 1)
 }
 
-// TestDoctor promises the exit codes of doctor, that it shows statements that mend a finding, and that it does not print the secret.
+// TestDoctor promises the exit codes of doctor, that it shows statements that mend a finding, and that it does not
+// print the secret.
 func TestDoctor(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

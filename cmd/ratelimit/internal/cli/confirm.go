@@ -21,14 +21,15 @@ func (a *app) isTerminal() bool {
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
-// confirm asks, unless --yes is given, and returns an error unless the answer is yes. Commands call it before any change, and after
-// they have shown it.
+// confirm asks, unless --yes is given, and returns an error unless the answer is yes. Commands call it before any
+// change, and after they have shown it.
 func (a *app) confirm(ctx context.Context, format string, args ...any) error {
 	switch {
 	case a.options.yes:
 		return nil
 	case !a.isTerminal():
-		return misused("the command needs a confirmation, and standard input is not a terminal; check what it would do, and give --yes")
+		return misused("the command needs a confirmation, and standard input is not a terminal; check what it would do, " +
+			"and give --yes")
 	}
 	fmt.Fprintf(a.errOut, "%s [y/N] ", shown(fmt.Sprintf(format, args...)))
 	said := make(chan string, 1)

@@ -23,8 +23,8 @@ import (
 
 var llmDay = ratelimit.Define("llm.day", ratelimit.PerDay(1)) // which no customer gets
 
-// customers is a program that serves thirty customers on three plans, with the page of its own. The even ones have used all that they have, and
-// were refused.
+// customers is a program that serves thirty customers on three plans, with the page of its own. The even ones have used
+// all that they have, and were refused.
 type customers struct {
 	*fixture
 	limiter *ratelimit.Limiter
@@ -117,8 +117,8 @@ func (c *customers) agree(t *testing.T, when string) {
 	}
 }
 
-// TestThirtyCustomers has a program on three plans serve thirty customers, while an operator changes a plan, an override and a rule. The command
-// line and the page show for each what the program decides.
+// TestThirtyCustomers has a program on three plans serve thirty customers, while an operator changes a plan, an
+// override and a rule. The command line and the page show for each what the program decides.
 func TestThirtyCustomers(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "runs 120 commands, and waits for changes to take effect")

@@ -46,7 +46,9 @@ func (a *app) withDatabase(ctx context.Context, fn func(ctx context.Context, db 
 }
 
 // withDatabaseWithin is withDatabase with another time; 0 is no bound.
-func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration, fn func(ctx context.Context, db *database) error) error {
+func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration,
+	fn func(ctx context.Context, db *database) error,
+) error {
 	config, from, err := a.databaseConfig()
 	if err != nil {
 		return err
@@ -89,7 +91,9 @@ func open(ctx context.Context, config *pgxpool.Config) (*pgxpool.Pool, func(), e
 }
 
 // newPool opens a pool for the database that from names.
-func (a *app) newPool(ctx context.Context, config *pgxpool.Config, from string) (pool *pgxpool.Pool, closePool func(), err error) {
+func (a *app) newPool(ctx context.Context, config *pgxpool.Config,
+	from string,
+) (pool *pgxpool.Pool, closePool func(), err error) {
 	if config.ConnConfig.RuntimeParams["application_name"] == "" {
 		config.ConnConfig.RuntimeParams["application_name"] = "ratelimit"
 	}
@@ -107,7 +111,8 @@ func ping(ctx context.Context, pool *pgxpool.Pool, from string) error {
 		return ctx.Err()
 	}
 	config := pool.Config().ConnConfig
-	return fmt.Errorf("cannot connect to the database of %s, at %s, port %d: %s", from, config.Host, config.Port, causeOf(err))
+	return fmt.Errorf("cannot connect to the database of %s, at %s, port %d: %s", from, config.Host, config.Port,
+		causeOf(err))
 }
 
 // within runs fn with a context that ends after a time; 0 is no bound.
@@ -119,7 +124,8 @@ func within(ctx context.Context, timeout time.Duration, fn func(ctx context.Cont
 	defer cancel()
 	err := fn(bounded)
 	if err != nil && ctx.Err() == nil && errors.Is(bounded.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("the database did not answer within %v, so that what was under way may have been done or not; --timeout gives it longer: %w", timeout, err)
+		return fmt.Errorf("the database did not answer within %v, so that what was under way may have been done or not; "+
+			"--timeout gives it longer: %w", timeout, err)
 	}
 	return err
 }
@@ -135,7 +141,8 @@ func (a *app) databaseConfig() (config *pgxpool.Config, from string, err error) 
 	if dsn == "" {
 		from = "the PG variables"
 		if !a.hasPGVariables() {
-			return nil, "", misused("no database is named; set RATELIMIT_DATABASE_URL to %s, or see ratelimit help environment", exampleURL)
+			return nil, "", misused("no database is named; set RATELIMIT_DATABASE_URL to %s, or see ratelimit help environment",
+				exampleURL)
 		}
 	}
 	a.secrets = append(a.secrets, dsn, a.env("PGPASSWORD"))
@@ -147,7 +154,8 @@ func (a *app) databaseConfig() (config *pgxpool.Config, from string, err error) 
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, fs.ErrPermission):
 		return nil, "", misused("%s names a file that cannot be read; see sslrootcert, sslcert, sslkey and servicefile", from)
 	case err != nil:
-		return nil, "", misused("%s cannot be read: use %s, with special characters of the password percent-encoded, or host=.. dbname=..; it is not shown, as it may hold a password", from, exampleURL)
+		return nil, "", misused("%s cannot be read: use %s, with special characters of the password percent-encoded, or "+
+			"host=.. dbname=..; it is not shown, as it may hold a password", from, exampleURL)
 	}
 	a.secrets = append(a.secrets, config.ConnConfig.Password)
 	return config, from, nil
@@ -162,7 +170,8 @@ func looksWhole(dsn string) error {
 	}
 	authority := strings.IndexAny(rest, "/?#")
 	if authority >= 0 && strings.Contains(rest[authority:], "@") {
-		return errors.New("there is an @ behind the host; percent-encode the special characters of the password, as %2F for /, %3F for ?, %23 for # and %40 for @")
+		return errors.New("there is an @ behind the host; percent-encode the special characters of the password, as %2F " +
+			"for /, %3F for ?, %23 for # and %40 for @")
 	}
 	return nil
 }
@@ -190,7 +199,8 @@ func causeOf(err error) string {
 		return "the name of its host is not known; see whether it is spelled right"
 	case errors.As(err, &number):
 		return number.Error() + "; see whether the server runs, and whether host and port are right"
-	case errors.As(err, &network) && network.Timeout(), errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+	case errors.As(err, &network) && network.Timeout(), errors.Is(err, context.DeadlineExceeded),
+		errors.Is(err, os.ErrDeadlineExceeded):
 		return "no answer in time; see whether host and port are right, and whether something between drops what is sent"
 	case strings.Contains(err.Error(), "tls") || strings.Contains(err.Error(), "x509"):
 		return "TLS cannot be agreed on; see sslmode and sslrootcert"
@@ -242,17 +252,21 @@ func (a *app) explain(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, ratelimit.ErrHashKeyMismatch):
-		return fmt.Errorf("%w; here the secret is that of --hash-key-file or RATELIMIT_HASH_KEY, and --stored takes a key as it is stored", err)
+		return fmt.Errorf("%w; here the secret is that of --hash-key-file or RATELIMIT_HASH_KEY, and --stored takes a key "+
+			"as it is stored", err)
 	case !errors.As(err, &server):
 		return err
 	}
 	switch {
 	case pgerr.IsMissing(err):
-		return fmt.Errorf("the schema %q lacks a table, a column or a function (%s); run ratelimit migrate up, or name another with --schema", a.options.schema, server.Message)
+		return fmt.Errorf("the schema %q lacks a table, a column or a function (%s); run ratelimit migrate up, or name "+
+			"another with --schema", a.options.schema, server.Message)
 	case server.Code == pgerr.InsufficientPrivilege:
-		return fmt.Errorf("the role may not do this (%s); ratelimit grants prints the statements that grant it, for the owner of the tables to run", server.Message)
+		return fmt.Errorf("the role may not do this (%s); ratelimit grants prints the statements that grant it, for the "+
+			"owner of the tables to run", server.Message)
 	case server.Code == pgerr.ReadOnly:
-		return fmt.Errorf("nothing may be written here (%s); connect to the primary, as with target_session_attrs=read-write, and with a role that may write", server.Message)
+		return fmt.Errorf("nothing may be written here (%s); connect to the primary, as with "+
+			"target_session_attrs=read-write, and with a role that may write", server.Message)
 	}
 	return err
 }

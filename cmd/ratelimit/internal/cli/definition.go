@@ -25,7 +25,8 @@ type definition struct {
 
 func (a *app) withDefinition(cmd *cobra.Command, d *definition) *cobra.Command {
 	a.withDefinitionFile(cmd, d)
-	cmd.Flags().StringVar(&d.policy, "policy", "", "definition in the code, such as '10 per minute, capacity 50'; see ratelimit help policies")
+	cmd.Flags().StringVar(&d.policy, "policy", "", "definition in the code, such as '10 per minute, capacity 50'; see "+
+		"ratelimit help policies")
 	cmd.MarkFlagsMutuallyExclusive("file", "policy")
 	return cmd
 }
@@ -33,7 +34,8 @@ func (a *app) withDefinition(cmd *cobra.Command, d *definition) *cobra.Command {
 // withDefinitionFile is withDefinition for a command that takes a definition from a file only.
 func (a *app) withDefinitionFile(cmd *cobra.Command, d *definition) *cobra.Command {
 	d.read = a.wantedRules
-	cmd.Flags().StringVarP(&d.file, "file", "f", "", "rules file with the definition of the limit, if the tables have none; - is standard input; see ratelimit help policies")
+	cmd.Flags().StringVarP(&d.file, "file", "f", "", "rules file with the definition of the limit, if the tables have "+
+		"none; - is standard input; see ratelimit help policies")
 	return cmd
 }
 
@@ -70,8 +72,8 @@ func (d *definition) check(ctx context.Context, name string) error {
 	return nil
 }
 
-// choosePlan returns an error where the limit has rules for plans, in the tables or in the file, and the flags do not choose one
-// of them: under the rule of another plan a command would cut the bucket to that rule's capacity.
+// choosePlan returns an error where the limit has rules for plans, in the tables or in the file, and the flags do not
+// choose one of them: under the rule of another plan a command would cut the bucket to that rule's capacity.
 func (d *definition) choosePlan(name string, stored []string) error {
 	d.plans = stored
 	if d.document != nil {
@@ -84,7 +86,8 @@ func (d *definition) choosePlan(name string, stored []string) error {
 	if d.noPlan || len(d.plans) == 0 || slices.Contains(d.plans, d.plan) {
 		return nil
 	}
-	return fmt.Errorf("the limit %q has rules for these plans: %s; give --plan with the one that the key is on, or --no-plan if it is on none of them", name, strings.Join(d.plans, ", "))
+	return fmt.Errorf("the limit %q has rules for these plans: %s; give --plan with the one that the key is on, or "+
+		"--no-plan if it is on none of them", name, strings.Join(d.plans, ", "))
 }
 
 func (d *definition) rule(ctx context.Context, name, storedKey string) (r *rules.Rule, from string, err error) {
@@ -108,7 +111,8 @@ func (d *definition) ruleOfFile(ctx context.Context, name, storedKey string) (r 
 	}
 	for i := range d.document.Overrides {
 		if o := &d.document.Overrides[i]; o.Limit == name && o.Key == storedKey {
-			return nil, "", misused("%s has an override for this key, which counts once it is stored; run ratelimit rules apply, or say with --policy what the key has", fileName(d.file))
+			return nil, "", misused("%s has an override for this key, which counts once it is stored; run ratelimit rules "+
+				"apply, or say with --policy what the key has", fileName(d.file))
 		}
 	}
 	for i := range d.document.Rules {
@@ -118,9 +122,11 @@ func (d *definition) ruleOfFile(ctx context.Context, name, storedKey string) (r 
 	}
 	switch {
 	case r != nil && r.Mode != "" && r.Mode != ratelimit.On:
-		return nil, "", misused("the rule of %s has the mode %s, which counts once it is stored; run ratelimit rules apply", fileName(d.file), r.Mode)
+		return nil, "", misused("the rule of %s has the mode %s, which counts once it is stored; run ratelimit rules apply",
+			fileName(d.file), r.Mode)
 	case r == nil:
-		return nil, "", fmt.Errorf("%w: %s has no rule for the limit %q and the plan %q", errNoDefinition, fileName(d.file), name, d.plan)
+		return nil, "", fmt.Errorf("%w: %s has no rule for the limit %q and the plan %q", errNoDefinition, fileName(d.file),
+			name, d.plan)
 	}
 	return r, fileName(d.file), nil
 }

@@ -42,8 +42,8 @@ func blocks(t *testing.T, document string) (found []block) {
 	return found
 }
 
-// varying is what differs from run to run: instants, how far away they are, and numbers with fractions that depend on the time. A new
-// function of the schema has a new version.
+// varying is what differs from run to run: instants, how far away they are, and numbers with fractions that depend on
+// the time. A new function of the schema has a new version.
 var varying = regexp.MustCompile(`\bversion +\d+( of \d+)?|\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\dZ( \([^)]*\))?|\b(\d+m)?\d+(\.\d+)?m?s\b|remaining +\S+`)
 
 // steady returns what does not differ from run to run.
@@ -195,8 +195,9 @@ func everyCommand(cmd *cobra.Command, fn func(cmd *cobra.Command)) {
 	}
 }
 
-// TestDumpAndRestore promises what docs/operations.md says of dumps: its commands copy the data into new tables, a whole dump is a
-// working database, and what the page warns of fails as it says. A Limiter goes on when its tables are replaced.
+// TestDumpAndRestore promises what docs/operations.md says of dumps: its commands copy the data into new tables, a
+// whole dump is a working database, and what the page warns of fails as it says. A Limiter goes on when its tables are
+// replaced.
 func TestDumpAndRestore(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "builds the program, and runs pg_dump")
@@ -333,8 +334,8 @@ func TestVersionAndPlayground(t *testing.T) {
 	require.True(t, strings.HasSuffix(page, "</html>\n"))
 }
 
-// masked are the values that differ from run to run or from server to server: instants, IDs, fencing tokens, times until an instant,
-// versions, and the findings of doctor.
+// masked are the values that differ from run to run or from server to server: instants, IDs, fencing tokens, times
+// until an instant, versions, and the findings of doctor.
 var masked = regexp.MustCompile(`"\d{4}-\d\d-\d\dT[^"]*"|"[0-9a-f]{8}-[0-9a-f-]{27}"|("(?:fence|retry_after_us|reset_after_us|was|go|platform|level|says|do)": )(?:"(?:\\.|[^"\\])*"|[-+.e\d]+)`)
 
 // TestJSON compares the answer of each command with -o json with testdata/json.txt.

@@ -30,7 +30,8 @@ through the same pooler, because the connection is checked, too. --all also prin
 		}
 		return a.examine(ctx, config, all)
 	}, "0 no problem", "5 there is a problem")
-	cmd.Flags().StringVar(&config.Role, "role", "", "role of the programs, whose privileges are checked (default: the connected role)")
+	cmd.Flags().StringVar(&config.Role, "role", "", "role of the programs, whose privileges are checked (default: the "+
+		"connected role)")
 	cmd.Flags().Var(&oldest, "max-transaction", "maximum age of a transaction (default 5m)")
 	cmd.Flags().BoolVarP(&all, "all", "a", false, "also print the checks without a problem")
 	a.withHashKey(cmd)
@@ -73,7 +74,8 @@ func isWrong(level doctor.Level) bool { return level == doctor.Warning || level 
 // showFindings prints the findings as text: the problems, or all.
 func (a *app) showFindings(report doctor.Report, all bool) error {
 	if !all && !isWrong(report.Worst()) {
-		_, err := fmt.Fprintf(a.out, "all is well; --all shows the answers of the checks: %s\n", strings.Join(doctor.Checks(), ", "))
+		_, err := fmt.Fprintf(a.out, "all is well; --all shows the answers of the checks: %s\n",
+			strings.Join(doctor.Checks(), ", "))
 		return err
 	}
 	for _, f := range report.Findings {

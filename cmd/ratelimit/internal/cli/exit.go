@@ -94,7 +94,8 @@ func codeOf(ctx context.Context, err error) int {
 		return exitInterrupted
 	case isAny(err, rules.ErrNotFound, ratelimit.ErrNotReserved):
 		return exitNotFound
-	case isAny(err, rules.ErrInvalid, rules.ErrInvalidConfig, migrations.ErrInvalidSchema, migrations.ErrInvalidRole, inspect.ErrInvalid,
+	case isAny(err, rules.ErrInvalid, rules.ErrInvalidConfig, migrations.ErrInvalidSchema, migrations.ErrInvalidRole,
+		inspect.ErrInvalid,
 		ratelimit.ErrInvalidConfig, ratelimit.ErrInvalidLimit, ratelimit.ErrInvalidKey, ratelimit.ErrInvalidCost,
 		ratelimit.ErrCostExceedsCapacity, ratelimit.ErrInvalidRequest):
 		return exitUsage

@@ -90,13 +90,17 @@ func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
 }
 
 // seen returns what decided last on the buckets of keys, in the last day.
-func (db *database) seen(ctx context.Context, now time.Time, keys ...string) (map[inspect.BucketID]*inspect.Seen, error) {
+func (db *database) seen(ctx context.Context, now time.Time,
+	keys ...string,
+) (map[inspect.BucketID]*inspect.Seen, error) {
 	return db.reader.Seen(ctx, inspect.SeenQuery{Keys: keys, Since: now.Add(-ratelimit.Day), Until: now})
 }
 
-// look sets the rows of the bucket, its leases, and its level if a policy is known: on the plan that the flags say or on which
-// the key was seen, or else on each plan.
-func (b *bucket) look(ctx context.Context, db *database, v *bucketView, stored inspect.Bucket, seen *inspect.Seen) error {
+// look sets the rows of the bucket, its leases, and its level if a policy is known: on the plan that the flags say or
+// on which the key was seen, or else on each plan.
+func (b *bucket) look(ctx context.Context, db *database, v *bucketView, stored inspect.Bucket,
+	seen *inspect.Seen,
+) error {
 	v.View, v.Leases = inspect.ViewOf(stored), list(stored.Held(b.now))
 	v.At = b.now.UTC()
 	plans := b.plans
@@ -141,7 +145,8 @@ func (v *bucketView) setStated(list *rules.Listing) {
 		}
 	}
 	for _, p := range list.Pauses { // the limit and the key may both be paused: the later end counts
-		if p.Limit == v.Limit && (p.Key == "" || p.Key == v.Key) && !p.From.After(list.Now) && (v.Pause == nil || p.Until.After(v.Pause.Until)) {
+		if p.Limit == v.Limit && (p.Key == "" || p.Key == v.Key) && !p.From.After(list.Now) &&
+			(v.Pause == nil || p.Until.After(v.Pause.Until)) {
 			v.Pause = &p
 		}
 	}
@@ -155,7 +160,10 @@ func (b *bucket) waiting(ctx context.Context, db *database, v *bucketView) error
 }
 
 func (b *bucket) refusals(ctx context.Context, db *database, v *bucketView) error {
-	minutes, _, err := db.reader.Refusals(ctx, inspect.RefusalQuery{Limit: v.Limit, Key: &v.Key, Since: b.now.Add(-lately), Until: b.now})
+	minutes, _, err := db.reader.Refusals(ctx, inspect.RefusalQuery{
+		Limit: v.Limit, Key: &v.Key, Since: b.now.Add(-lately),
+		Until: b.now,
+	})
 	v.Refusals = list(minutes)
 	return err
 }
@@ -251,6 +259,7 @@ func (v *bucketView) fillRefusals(t *table) {
 			whose = " (with keys that are not told apart)"
 		}
 		last := v.Refusals[len(v.Refusals)-1].Begin
-		t.field("refused", fmt.Sprintf("%d times in the last hour%s, the latest in the minute of %s", refused, whose, instantFrom(last, v.At)))
+		t.field("refused", fmt.Sprintf("%d times in the last hour%s, the latest in the minute of %s", refused, whose,
+			instantFrom(last, v.At)))
 	}
 }

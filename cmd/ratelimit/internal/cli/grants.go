@@ -34,9 +34,11 @@ owner of the tables. The roles must exist.`,
 	flags.StringVar(&roles.Application, "application", "", "role of programs that take; they cannot change rules")
 	flags.StringVar(&roles.Operator, "operator", "", "role of people who change rules, and who reset, credit and charge")
 	flags.StringVar(&roles.Reader, "reader", "", "role of pages and monitoring, which only reads")
-	flags.StringVar(&roles.Caller, "caller", "", "role of programs in other languages: it calls the functions for people, and sees no table")
+	flags.StringVar(&roles.Caller, "caller", "", "role of programs in other languages: it calls the functions for "+
+		"people, and sees no table")
 	flags.StringVar(&roles.Client, "client", "", "role of clients with SQL of their own: it may only call take_own")
 	flags.StringVar(&roles.Owner, "owner", "", "role that migrates; it becomes the owner of the tables")
-	flags.BoolVar(&roles.RowSecurity, "row-security", false, "also print the policies that the roles need under row level security")
+	flags.BoolVar(&roles.RowSecurity, "row-security", false, "also print the policies that the roles need under row "+
+		"level security")
 	return cmd
 }

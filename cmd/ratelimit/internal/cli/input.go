@@ -31,7 +31,8 @@ func (a *app) readRules(ctx context.Context, path string) (*rules.Document, erro
 	return document, nil
 }
 
-// endsWith returns a reader of the same that ends with the context, so that an interrupt ends a command which waits for input.
+// endsWith returns a reader of the same that ends with the context, so that an interrupt ends a command which waits for
+// input.
 func endsWith(ctx context.Context, r io.Reader) io.Reader {
 	from, to := io.Pipe()
 	context.AfterFunc(ctx, func() { to.CloseWithError(ctx.Err()) })

@@ -14,7 +14,8 @@ import (
 
 // leaseWords returns a lease for people.
 func leaseWords(l inspect.Lease, now time.Time) string {
-	return fmt.Sprintf("%d, since %s until %s, fence %d", l.Slots, instantFrom(l.Since, now), instantFrom(l.Until, now), l.Fence)
+	return fmt.Sprintf("%d, since %s until %s, fence %d", l.Slots, instantFrom(l.Since, now), instantFrom(l.Until, now),
+		l.Fence)
 }
 
 func (a *app) leasesCommands() *cobra.Command {
@@ -88,7 +89,8 @@ next holder until its next renewal fails. If the lease is on several limits, it 
 			}
 			err = a.release(ctx, db, args[0], key, fence)
 			if errors.Is(err, ratelimit.ErrLeaseLost) {
-				return notFound("there is no lease %d on this bucket of %q, or it has ended; see ratelimit leases list", fence, args[0])
+				return notFound("there is no lease %d on this bucket of %q, or it has ended; see ratelimit leases list", fence,
+					args[0])
 			}
 			if err != nil {
 				return err

@@ -27,7 +27,8 @@ ratelimit prune. Several processes can run it at the same time. It prints errors
 		if err := checkNames(ctx, &d, args); err != nil {
 			return err
 		}
-		if err := a.confirm(ctx, "Delete the rows of full buckets, and end reservations that are due, until this ends?"); err != nil {
+		if err := a.confirm(ctx,
+			"Delete the rows of full buckets, and end reservations that are due, until this ends?"); err != nil {
 			return err
 		}
 		return a.withDatabaseWithin(ctx, 0, func(ctx context.Context, db *database) error {
@@ -52,7 +53,9 @@ ratelimit prune. Several processes can run it at the same time. It prints errors
 }
 
 // maintain does the work of Limiter.Maintain, and prints a line for each interval.
-func (a *app) maintain(ctx context.Context, limiter *ratelimit.Limiter, every time.Duration, limits []ratelimit.Limit) error {
+func (a *app) maintain(ctx context.Context, limiter *ratelimit.Limiter, every time.Duration,
+	limits []ratelimit.Limit,
+) error {
 	for {
 		ended, failed := limiter.Expire(ctx)
 		deleted, err := int64(0), error(nil)
@@ -65,7 +68,8 @@ func (a *app) maintain(ctx context.Context, limiter *ratelimit.Limiter, every ti
 		if err := errors.Join(failed, err); err != nil {
 			a.note("%v", a.explain(err))
 		}
-		if _, err := fmt.Fprintf(a.out, "%s: %s deleted, %s ended\n", instant(time.Now()), count(deleted, "row"), count(ended, "reservation")); err != nil {
+		if _, err := fmt.Fprintf(a.out, "%s: %s deleted, %s ended\n", instant(time.Now()), count(deleted, "row"),
+			count(ended, "reservation")); err != nil {
 			return err
 		}
 		select {

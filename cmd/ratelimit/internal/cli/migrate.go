@@ -39,7 +39,8 @@ type migratedView struct {
 func (v *migratedView) words() string {
 	switch {
 	case len(v.Restored) > 0:
-		return fmt.Sprintf("restored: schema %s at version %d had lost %s; grant the privileges again, as ratelimit grants prints them",
+		return fmt.Sprintf("restored: schema %s at version %d had lost %s; grant the privileges again, as ratelimit grants "+
+			"prints them",
 			v.Schema, v.Version, strings.Join(v.Restored, ", "))
 	case v.Version != 0 && v.Version == v.Was:
 		return fmt.Sprintf("nothing to apply: schema %s is at version %d", v.Schema, v.Version)
@@ -52,7 +53,9 @@ func (v *migratedView) words() string {
 }
 
 // migrate runs move, and shows from which version to which it went.
-func (a *app) migrate(ctx context.Context, db *database, move func(context.Context, *pgxpool.Pool, migrations.Config) error) error {
+func (a *app) migrate(ctx context.Context, db *database,
+	move func(context.Context, *pgxpool.Pool, migrations.Config) error,
+) error {
 	config := migrations.Config{Schema: db.schema}
 	before, err := migrations.Version(ctx, db.pool, config)
 	if err != nil {
@@ -97,14 +100,15 @@ func lostFunctions(ctx context.Context, db *database) ([]string, error) {
 	return lost, err
 }
 
-// notePooler says that the lock of a migration needs a session of its own, where something stands between this program and
-// the server.
+// notePooler says that the lock of a migration needs a session of its own, where something stands between this program
+// and the server.
 func (a *app) notePooler(ctx context.Context, db *database) error {
 	return db.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		var pid uint32
 		err := conn.QueryRow(ctx, "SELECT pg_catalog.pg_backend_pid()::bigint").Scan(&pid)
 		if err == nil && pid != conn.Conn().PgConn().PID() {
-			a.note("the server is reached through a pooler; in transaction mode the lock of a migration may stay with a connection of it, so that the next one waits: migrate on a connection to the server itself")
+			a.note("the server is reached through a pooler; in transaction mode the lock of a migration may stay with a " +
+				"connection of it, so that the next one waits: migrate on a connection to the server itself")
 		}
 		return err
 	})
@@ -120,7 +124,8 @@ through a pooler in session mode. Without --timeout there is no time limit.`,
 		Args:    noArguments,
 		Example: "  ratelimit migrate up",
 	}, func(ctx context.Context, _ []string) error {
-		return a.withNoTimeout(ctx, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, migrations.Up) })
+		return a.withNoTimeout(ctx,
+			func(ctx context.Context, db *database) error { return a.migrate(ctx, db, migrations.Up) })
 	}))
 }
 
@@ -133,10 +138,12 @@ full. Until then, the calls of programs fail.`,
 		Args:    noArguments,
 		Example: "  ratelimit migrate down --schema trial --yes",
 	}, func(ctx context.Context, _ []string) error {
-		if err := a.confirm(ctx, "Remove all limits, reservations, rules and their history from schema %s?", a.options.schema); err != nil {
+		if err := a.confirm(ctx, "Remove all limits, reservations, rules and their history from schema %s?",
+			a.options.schema); err != nil {
 			return err
 		}
-		return a.withNoTimeout(ctx, func(ctx context.Context, db *database) error { return a.migrate(ctx, db, migrations.Down) })
+		return a.withNoTimeout(ctx,
+			func(ctx context.Context, db *database) error { return a.migrate(ctx, db, migrations.Down) })
 	})))
 }
 

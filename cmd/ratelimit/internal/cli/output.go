@@ -154,8 +154,8 @@ func (t *table) write(to io.Writer) error {
 	return w.Flush()
 }
 
-// shown returns a text that is safe on a terminal. It quotes a text with characters that move the cursor, reverse the direction
-// of writing or are invisible.
+// shown returns a text that is safe on a terminal. It quotes a text with characters that move the cursor, reverse the
+// direction of writing or are invisible.
 func shown(s string) string {
 	if plain(s) {
 		return s

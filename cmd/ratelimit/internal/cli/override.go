@@ -45,9 +45,10 @@ it is for the shared bucket.`,
 		if err != nil {
 			return err
 		}
-		return a.editRules(ctx, &f.editFlags, func(ctx context.Context, db *database, list *rules.Listing) (*difference, error) {
-			return a.overridden(ctx, db, list, &f, o, args)
-		})
+		return a.editRules(ctx, &f.editFlags,
+			func(ctx context.Context, db *database, list *rules.Listing) (*difference, error) {
+				return a.overridden(ctx, db, list, &f, o, args)
+			})
 	}, "0 done, or nothing to change", "6 no such limit")
 	flags := cmd.Flags()
 	flags.Float64Var(&f.Multiplier, "multiplier", 0, "multiple of the rule, such as 5 or 0.5")

@@ -20,7 +20,8 @@ type editFlags struct {
 }
 
 func withEdit(cmd *cobra.Command, e *editFlags) *cobra.Command {
-	cmd.Flags().StringVar(&e.author, "author", "", "author of the change, for the history (default: RATELIMIT_AUTHOR, or the system user)")
+	cmd.Flags().StringVar(&e.author, "author", "", "author of the change, for the history (default: RATELIMIT_AUTHOR, "+
+		"or the system user)")
 	cmd.Flags().StringVar(&e.reason, "reason", "", "reason of the change, for the history (required)")
 	return cmd
 }
@@ -90,7 +91,9 @@ for all keys, and needs a confirmation, as a limit does that has neither a rule 
 	return a.withYes(a.withOutput(withEdit(cmd, &e)))
 }
 
-func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored bool, args []string, lasts time.Duration, until time.Time) error {
+func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored bool, args []string, lasts time.Duration,
+	until time.Time,
+) error {
 	key, err := a.storedKey(ctx, db, stored, args)
 	if err != nil {
 		return err
@@ -112,7 +115,10 @@ func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored b
 	if err != nil {
 		return err
 	}
-	v := changedView{Limit: args[0], Key: key, Until: until.UTC(), Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
+	v := changedView{
+		Limit: args[0], Key: key, Until: until.UTC(), Author: edit.Author, Reason: edit.Reason,
+		Version: applied.Version,
+	}
 	v.undo = undoOf("resume", args, stored) + " --reason ..."
 	return a.showDone(v, v.fill("paused"))
 }
@@ -184,9 +190,10 @@ func (a *app) resumeCommand() *cobra.Command {
 	var e editFlags
 	var stored bool
 	cmd := a.command(cobra.Command{
-		Use:     "resume LIMIT [KEY]",
-		Short:   "End a pause",
-		Long:    "End the pause of a limit, or of one KEY, and cancel its later pauses. A pause of the limit and a pause of a key are separate.",
+		Use:   "resume LIMIT [KEY]",
+		Short: "End a pause",
+		Long: "End the pause of a limit, or of one KEY, and cancel its later pauses. A pause of the limit and a pause " +
+			"of a key are separate.",
 		Args:    limitAndKey,
 		Example: `  ratelimit resume sendMessage ada --reason "there is a new key"`,
 	}, func(ctx context.Context, args []string) error {
@@ -217,7 +224,8 @@ func (a *app) resumeCommand() *cobra.Command {
 	return a.withOutput(withEdit(cmd, &e))
 }
 
-// noteStillPaused names the pauses that remain after one has ended: a user who ends the pause of a key may mean the limit's too.
+// noteStillPaused names the pauses that remain after one has ended: a user who ends the pause of a key may mean the
+// limit's too.
 func (a *app) noteStillPaused(ctx context.Context, db *database, key, limit string) error {
 	query := rules.ListQuery{Limit: limit, Most: 1000}
 	if key != "" {

@@ -68,7 +68,8 @@ func (a *app) withKey(cmd *cobra.Command, stored *bool) {
 }
 
 func (a *app) withHashKey(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&a.options.hashKeyFile, "hash-key-file", "", "file with the secret of Config.HashKey; a last line break is ignored (default: RATELIMIT_HASH_KEY)")
+	cmd.Flags().StringVar(&a.options.hashKeyFile, "hash-key-file", "", "file with the secret of Config.HashKey; a last "+
+		"line break is ignored (default: RATELIMIT_HASH_KEY)")
 }
 
 // bucket is the bucket of a command, with the policy for its decisions.
@@ -85,7 +86,9 @@ type bucket struct {
 }
 
 // withBucketOf runs fn on the bucket that LIMIT [KEY] name. What can be checked without the database is checked first.
-func (a *app) withBucketOf(ctx context.Context, f *bucketFlags, args []string, fn func(ctx context.Context, db *database, b *bucket) error) error {
+func (a *app) withBucketOf(ctx context.Context, f *bucketFlags, args []string,
+	fn func(ctx context.Context, db *database, b *bucket) error,
+) error {
 	if _, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1)); err != nil {
 		return err
 	}
@@ -169,9 +172,13 @@ func (a *app) onPlan(ctx context.Context, db *database, b bucket, d definition, 
 	}
 	b.from, b.request = from, limit.ForStored(b.stored).Plan(plan)
 	if b.why == nil {
-		b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: b.set, Timeout: -1, NoBatching: true})
+		b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{
+			Schema: db.schema, Policies: b.set, Timeout: -1,
+			NoBatching: true,
+		})
 	} else {
-		b.why = fmt.Errorf("the policy of this bucket of %q is unknown: the tables are not enough, and %w; set -f rules.yaml, or --policy with the policy in the code; see ratelimit help policies", name, b.why)
+		b.why = fmt.Errorf("the policy of this bucket of %q is unknown: the tables are not enough, and %w; set -f "+
+			"rules.yaml, or --policy with the policy in the code; see ratelimit help policies", name, b.why)
 	}
 	return &b, err
 }
@@ -186,12 +193,17 @@ func (a *app) loadRules(ctx context.Context, db *database, limits ...ratelimit.L
 }
 
 // limiter returns a Limiter under the rules in the tables, and the rules.
-func (a *app) limiter(ctx context.Context, db *database, limits ...ratelimit.Limit) (*ratelimit.Limiter, *rules.Set, error) {
+func (a *app) limiter(ctx context.Context, db *database,
+	limits ...ratelimit.Limit,
+) (*ratelimit.Limiter, *rules.Set, error) {
 	set, err := a.loadRules(ctx, db, limits...)
 	if err != nil {
 		return nil, nil, err
 	}
-	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, Policies: set, Timeout: -1, NoBatching: true})
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{
+		Schema: db.schema, Policies: set, Timeout: -1,
+		NoBatching: true,
+	})
 	return limiter, set, err
 }
 
@@ -201,12 +213,13 @@ type unreadable struct{ app *app }
 // Observe receives the events of a load.
 func (u unreadable) Observe(_ context.Context, event ratelimit.Event) {
 	if loaded, ok := event.(ratelimit.RulesLoaded); ok && loaded.Kept > 0 {
-		u.app.note("%d rules or overrides in the tables cannot be read, so their earlier versions stay in effect; store them again: %v", loaded.Kept, loaded.Err)
+		u.app.note("%d rules or overrides in the tables cannot be read, so their earlier versions stay in effect; store "+
+			"them again: %v", loaded.Kept, loaded.Err)
 	}
 }
 
-// whyUnknown adds to the error about an unknown policy the instant from which there is one, or the limits in the tables, because
-// the name may be misspelt.
+// whyUnknown adds to the error about an unknown policy the instant from which there is one, or the limits in the
+// tables, because the name may be misspelt.
 func (db *database) whyUnknown(ctx context.Context, name string, why error) error {
 	list, err := db.store.List(ctx, rules.ListQuery{})
 	if err != nil {
@@ -221,11 +234,14 @@ func (db *database) whyUnknown(ctx context.Context, name string, why error) erro
 }
 
 // errOlder is why no policy is known for a bucket that was last used before the tables had a rule for it.
-var errOlder = errors.New("the bucket was last used before they had a rule, so that what it holds still depends on the definition in the code, which nothing says")
+var errOlder = errors.New("the bucket was last used before they had a rule, so that what it holds still depends on " +
+	"the definition in the code, which nothing says")
 
-// probes returns definitions in the code that are far apart, and a Limiter to ask about them. A bucket that holds so many tokens
-// gains next to nothing under the first, which is of a kind, and is full at once under the second.
-func probes(db *database, b *bucket, name string, kind ratelimit.Kind, tokens float64) (*ratelimit.Limiter, [2]ratelimit.Limit, error) {
+// probes returns definitions in the code that are far apart, and a Limiter to ask about them. A bucket that holds so
+// many tokens gains next to nothing under the first, which is of a kind, and is full at once under the second.
+func probes(db *database, b *bucket, name string, kind ratelimit.Kind,
+	tokens float64,
+) (*ratelimit.Limiter, [2]ratelimit.Limit, error) {
 	room, long := 1+2*math.Abs(tokens), 90*365*ratelimit.Day
 	slow := map[ratelimit.Kind]ratelimit.Policy{
 		ratelimit.KindTokenBucket:    ratelimit.TokenBucket{Rate: room, Period: long},
@@ -240,7 +256,8 @@ func probes(db *database, b *bucket, name string, kind ratelimit.Kind, tokens fl
 	}
 	many, invalid := ratelimit.NewLimit(name, ratelimit.PerSecond(1e12))
 	limiter, err := ratelimit.New(db.pool, ratelimit.Config{
-		Schema: db.schema, Policies: b.set, Observer: silent{}, AsOf: func() time.Time { return b.now }, Timeout: -1, NoBatching: true,
+		Schema: db.schema, Policies: b.set, Observer: silent{}, AsOf: func() time.Time { return b.now }, Timeout: -1,
+		NoBatching: true,
 	})
 	return limiter, [2]ratelimit.Limit{few, many}, errors.Join(invalid, err)
 }
@@ -250,19 +267,20 @@ type silent struct{}
 
 func (silent) Observe(context.Context, ratelimit.Event) {}
 
-// standsAlone returns the policy that the tables say for a bucket, and whether it is the same however the limit is defined
-// in the code.
+// standsAlone returns the policy that the tables say for a bucket, and whether it is the same however the limit is
+// defined in the code.
 func standsAlone(db *database, b *bucket, name, plan string) (policy ratelimit.Policy, alone bool, err error) {
 	limiter, limits, err := probes(db, b, name, ratelimit.KindTokenBucket, 0)
 	if err != nil {
 		return nil, false, err
 	}
-	one, other := limiter.Resolve(limits[0].ForStored(b.stored).Plan(plan)), limiter.Resolve(limits[1].ForStored(b.stored).Plan(plan))
+	one, other := limiter.Resolve(limits[0].ForStored(b.stored).Plan(plan)),
+		limiter.Resolve(limits[1].ForStored(b.stored).Plan(plan))
 	return one.Policy(), one.Policy() == other.Policy(), nil
 }
 
-// dependsOnCode reports whether what a bucket holds depends on how its limit is defined in the code, although the tables
-// decide now: where it was last used before they had a rule, and has not filled up since.
+// dependsOnCode reports whether what a bucket holds depends on how its limit is defined in the code, although the
+// tables decide now: where it was last used before they had a rule, and has not filled up since.
 func dependsOnCode(ctx context.Context, db *database, b *bucket, limit ratelimit.Limit, plan string) (bool, error) {
 	stored, err := db.reader.Bucket(ctx, limit.Name(), b.stored)
 	if err != nil || len(stored.Rows) == 0 {
@@ -300,14 +318,19 @@ func (a *app) storedKey(ctx context.Context, db *database, stored bool, args []s
 	return keys[args[0]], err
 }
 
-// storedKeys returns the stored form of a key in limits, after a check that the secret is the tables' secret. Unlike a Take, it
-// stores no fingerprint of the secret: this program must not be the first to set it.
-func (a *app) storedKeys(ctx context.Context, db *database, stored bool, key string, limits []string) (map[string]string, error) {
+// storedKeys returns the stored form of a key in limits, after a check that the secret is the tables' secret. Unlike a
+// Take, it stores no fingerprint of the secret: this program must not be the first to set it.
+func (a *app) storedKeys(ctx context.Context, db *database, stored bool, key string,
+	limits []string,
+) (map[string]string, error) {
 	secret, err := a.hashKey()
 	if err != nil && !stored {
 		return nil, err
 	}
-	limiter, err := ratelimit.New(db.pool, ratelimit.Config{Schema: db.schema, HashKey: secret, Timeout: -1, NoBatching: true})
+	limiter, err := ratelimit.New(db.pool, ratelimit.Config{
+		Schema: db.schema, HashKey: secret, Timeout: -1,
+		NoBatching: true,
+	})
 	if err != nil {
 		return nil, err
 	}

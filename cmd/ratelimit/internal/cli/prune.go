@@ -87,7 +87,9 @@ func pruned(limits []string, older time.Duration) string {
 	return strings.Join(parts, ", and ")
 }
 
-func (a *app) prune(ctx context.Context, db *database, d *definition, args []string, older time.Duration) (v prunedView, err error) {
+func (a *app) prune(ctx context.Context, db *database, d *definition, args []string,
+	older time.Duration,
+) (v prunedView, err error) {
 	v.Limits = append([]string{}, args...)
 	limits, err := a.limitsToPrune(ctx, db, d, args)
 	if err != nil {
@@ -109,7 +111,9 @@ func (a *app) prune(ctx context.Context, db *database, d *definition, args []str
 }
 
 // limitsToPrune returns the limits of the names, with each policy that the tables and the definition have.
-func (a *app) limitsToPrune(ctx context.Context, db *database, d *definition, names []string) (limits []ratelimit.Limit, err error) {
+func (a *app) limitsToPrune(ctx context.Context, db *database, d *definition,
+	names []string,
+) (limits []ratelimit.Limit, err error) {
 	d.noPlan = true // a row goes only when it is full under each of the rules
 	for _, name := range names {
 		// A random key, which has no override: one key's override must not count for the others.

@@ -8,8 +8,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 )
 
-// refusalFile is the file that --refusals names. Its old content is overwritten at the first refusal or at the end, so a replay
-// that cannot begin leaves it unchanged.
+// refusalFile is the file that --refusals names. Its old content is overwritten at the first refusal or at the end, so
+// a replay that cannot begin leaves it unchanged.
 type refusalFile struct {
 	*os.File
 	encoder *json.Encoder
@@ -24,7 +24,8 @@ func openRefusals(path string, read []string) (*refusalFile, error) {
 	}
 	own, err := file.Stat()
 	for _, other := range read {
-		if info, errOther := os.Stat(other); err == nil && errOther == nil && info.Mode().IsRegular() && os.SameFile(own, info) {
+		if info, errOther := os.Stat(other); err == nil && errOther == nil && info.Mode().IsRegular() &&
+			os.SameFile(own, info) {
 			err = fmt.Errorf("%s is read, too; name another file", path)
 		}
 	}

@@ -84,7 +84,9 @@ of an ended reservation is deleted.`,
 }
 
 // reservations returns as many reservations as a query asks for, and whether there are more.
-func reservations(ctx context.Context, db *database, query inspect.ReservationQuery) (found []inspect.Reservation, more bool, err error) {
+func reservations(ctx context.Context, db *database,
+	query inspect.ReservationQuery,
+) (found []inspect.Reservation, more bool, err error) {
 	most := query.Most
 	for {
 		page, err := db.reader.Reservations(ctx, query)

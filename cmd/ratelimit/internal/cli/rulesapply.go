@@ -98,7 +98,8 @@ func (a *app) store(ctx context.Context, d *difference, version int64, edit rule
 			return err
 		}
 		return a.showDone(appliedView{true, applied.Version, applied.From, d.views}, func(t *table) {
-			t.row(fmt.Sprintf("applied: %s, version %d, from %s on", count(len(d.views), "change"), applied.Version, instant(applied.From)))
+			t.row(fmt.Sprintf("applied: %s, version %d, from %s on", count(len(d.views), "change"), applied.Version,
+				instant(applied.From)))
 			t.row(fmt.Sprintf("undo: ratelimit rules revert %d", applied.Version))
 		})
 	})
@@ -115,11 +116,14 @@ func (a *app) preview(d *difference) error {
 }
 
 // apply makes changes if the rules still have this version.
-func (db *database) apply(ctx context.Context, edit rules.Edit, changes rules.Changes, version int64) (applied rules.Applied, err error) {
+func (db *database) apply(ctx context.Context, edit rules.Edit, changes rules.Changes,
+	version int64,
+) (applied rules.Applied, err error) {
 	err = pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		applied, err = db.store.WithTx(tx).Apply(ctx, edit, changes)
 		if err == nil && applied.Version != version+1 {
-			err = fmt.Errorf("somebody has changed the rules meanwhile (version %d, and it was %d); nothing was changed: look at the difference again", applied.Version-1, version)
+			err = fmt.Errorf("somebody has changed the rules meanwhile (version %d, and it was %d); nothing was changed: look "+
+				"at the difference again", applied.Version-1, version)
 		}
 		return err
 	})

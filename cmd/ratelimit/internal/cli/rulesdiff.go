@@ -28,7 +28,8 @@ type changeView struct {
 	Limit  string `json:"limit,omitzero"`
 	Plan   string `json:"plan,omitzero"`
 	Key    string `json:"key,omitzero"` // as stored
-	// Old and New are a rule, an override or tiers, as in a rules file. Old is null for an addition, and New for a deletion.
+	// Old and New are a rule, an override or tiers, as in a rules file. Old is null for an addition, and New for a
+	// deletion.
 	Old fmt.Stringer `json:"old"`
 	New fmt.Stringer `json:"new"`
 	// Outlook is what a change of a quota leaves in buckets, for people.
@@ -180,7 +181,10 @@ func (d *difference) add(t thing, old, next fmt.Stringer) {
 	if old == nil {
 		change = added
 	}
-	d.views = append(d.views, changeView{Of: t.of, Change: change, Limit: t.limit, Plan: t.plan, Key: t.key, Old: old, New: next})
+	d.views = append(d.views, changeView{
+		Of: t.of, Change: change, Limit: t.limit, Plan: t.plan, Key: t.key, Old: old,
+		New: next,
+	})
 }
 
 // same reports whether two rules, overrides or documents say the same.
@@ -209,7 +213,8 @@ func (a *app) noteLeft(d *difference) {
 		if n > 1 {
 			more = fmt.Sprintf(" (and for %d more)", n-1)
 		}
-		a.note("the file's override of %q for the key %s%s ended in the past, and changes nothing; remove it, or set a later until",
+		a.note("the file's override of %q for the key %s%s ended in the past, and changes nothing; remove it, or set a "+
+			"later until",
 			d.ended[0].limit, keyText(d.ended[0].key), more)
 	}
 	a.noteUnknown(d)
@@ -231,7 +236,8 @@ func (a *app) noteLeft(d *difference) {
 // noteUnknown says which overrides have no outlook.
 func (a *app) noteUnknown(d *difference) {
 	if d.unknown > 0 {
-		a.note("what a key will have under %s depends on its plan or on the code, which the tables do not have", count(d.unknown, "changed override"))
+		a.note("what a key will have under %s depends on its plan or on the code, which the tables do not have",
+			count(d.unknown, "changed override"))
 	}
 }
 
@@ -264,7 +270,9 @@ otherwise their number is noted on standard error.`,
 }
 
 // compare returns the difference between a file and the tables, and the version of the tables.
-func (a *app) compare(ctx context.Context, f *diffFlags, document *rules.Document) (d *difference, version int64, err error) {
+func (a *app) compare(ctx context.Context, f *diffFlags,
+	document *rules.Document,
+) (d *difference, version int64, err error) {
 	err = a.withDatabase(ctx, func(ctx context.Context, db *database) error {
 		list, err := db.store.List(ctx, rules.ListQuery{})
 		if err != nil {

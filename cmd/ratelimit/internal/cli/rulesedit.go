@@ -15,7 +15,8 @@ import (
 
 // editRules shows the difference that find makes of the stored rules, asks, and stores it.
 func (a *app) editRules(
-	ctx context.Context, e *editFlags, find func(ctx context.Context, db *database, list *rules.Listing) (*difference, error),
+	ctx context.Context, e *editFlags,
+	find func(ctx context.Context, db *database, list *rules.Listing) (*difference, error),
 ) error {
 	edit, err := a.edit(e)
 	if err != nil {

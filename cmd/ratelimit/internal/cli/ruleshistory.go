@@ -12,7 +12,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// soon is the longest delay between a change and its start that the output leaves out. It is longer than the Lead of a Store.
+// soon is the longest delay between a change and its start that the output leaves out. It is longer than the Lead of a
+// Store.
 const soon = time.Minute
 
 // changeOf returns a statement for people, with the one that it replaced.
@@ -33,8 +34,9 @@ func (a *app) rulesHistory() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "history [LIMIT]",
 		Short: "Show the changes of rules, with author, time and reason",
-		Long:  "Show the changes of rules, overrides, pauses and tiers, with author, time and reason. The newest change comes first.",
-		Args:  limitAtMost,
+		Long: "Show the changes of rules, overrides, pauses and tiers, with author, time and reason. The newest change " +
+			"comes first.",
+		Args: limitAtMost,
 		Example: `  ratelimit rules history sendMessage --of rule
   ratelimit rules history --most 20 -o json`,
 	}, func(ctx context.Context, args []string) error {
@@ -66,7 +68,10 @@ func (a *app) rulesHistory() *cobra.Command {
 			}
 			head := []string{"VERSION", "MADE", "AUTHOR", "REASON", "OF", "CHANGE"}
 			return showList(a, statements, "there are no changes", head, func(s *rules.Statement) []string {
-				return []string{fmt.Sprint(s.Version), instant(s.Made), s.Author, s.Reason, nameOf(s.Of, s.Limit, s.Plan, s.Key), changeOf(s)}
+				return []string{
+					fmt.Sprint(s.Version), instant(s.Made), s.Author, s.Reason, nameOf(s.Of, s.Limit, s.Plan, s.Key),
+					changeOf(s),
+				}
 			})
 		})
 	}, "0 done", "6 the tables have nothing about the limit")

@@ -19,7 +19,8 @@ func (a *app) rulesCommands() *cobra.Command {
 		Long: `Show and change the stored rules of limits and plans, and tiers, overrides and pauses. Keep them in a YAML file in git, show
 the difference, and apply it. go doc rules.Document lists the fields of the file.`,
 	}
-	cmd.AddCommand(a.rulesList(), a.rulesGet(), a.rulesValidate(), a.rulesDiff(), a.rulesApply(), a.rulesDelete(), a.rulesHistory(), a.rulesRevert(), a.rulesConvert())
+	cmd.AddCommand(a.rulesList(), a.rulesGet(), a.rulesValidate(), a.rulesDiff(), a.rulesApply(), a.rulesDelete(),
+		a.rulesHistory(), a.rulesRevert(), a.rulesConvert())
 	asGroup(cmd)
 	return cmd
 }
@@ -28,7 +29,8 @@ the difference, and apply it. go doc rules.Document lists the fields of the file
 func ofLimit(list *rules.Listing, limit string) *rules.Listing {
 	of := func(s rules.Statement) bool { return s.Limit != limit }
 	l := *list
-	l.Rules, l.Overrides = slices.DeleteFunc(slices.Clone(list.Rules), of), slices.DeleteFunc(slices.Clone(list.Overrides), of)
+	l.Rules, l.Overrides = slices.DeleteFunc(slices.Clone(list.Rules), of),
+		slices.DeleteFunc(slices.Clone(list.Overrides), of)
 	l.Pauses = slices.DeleteFunc(slices.Clone(list.Pauses), of)
 	l.Tiers.Tiers = slices.DeleteFunc(slices.Clone(list.Tiers.Tiers), func(t rules.Tier) bool { return t.Limit != limit })
 	return &l
@@ -56,7 +58,8 @@ func namesIn(list *rules.Listing) string {
 	case len(names) == 0:
 		return "no limit has a rule"
 	case len(names) > mostNames:
-		return fmt.Sprintf("the limits with rules are %s and %d others", strings.Join(names[:mostNames], ", "), len(names)-mostNames)
+		return fmt.Sprintf("the limits with rules are %s and %d others", strings.Join(names[:mostNames], ", "),
+			len(names)-mostNames)
 	}
 	return "the limits with rules are " + strings.Join(names, ", ")
 }

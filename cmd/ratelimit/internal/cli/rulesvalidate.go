@@ -48,7 +48,8 @@ that differ only in case, limits of tiers without a rule, and attributes of tier
 		a.noteMistakes(document)
 		v := validityView{path, true, "", len(document.Rules), len(document.Tiers.Tiers), len(document.Overrides)}
 		return a.show(v, func(t *table) {
-			t.row(fmt.Sprintf("valid: %s has %s, %s and %s", fileName(path), count(v.Rules, "rule"), count(v.Tiers, "tier"), count(v.Overrides, "override")))
+			t.row(fmt.Sprintf("valid: %s has %s, %s and %s", fileName(path), count(v.Rules, "rule"), count(v.Tiers, "tier"),
+				count(v.Overrides, "override")))
 		})
 	}, "0 valid", "5 invalid")
 	cmd.Flags().StringVarP(&path, "file", "f", "", "rules file, in YAML or JSON (required); - is standard input")
@@ -101,8 +102,8 @@ func (a *app) noteSmall(d *rules.Document) {
 	}
 }
 
-// noteUndefined notes the limits that tiers of a file name, and the plans that overrides name, if they have a rule neither in the file
-// nor among the stored rules.
+// noteUndefined notes the limits that tiers of a file name, and the plans that overrides name, if they have a rule
+// neither in the file nor among the stored rules.
 func (a *app) noteUndefined(d *rules.Document, stored []rules.Statement) {
 	limits, ids := make(map[string]bool), make(map[rules.RuleID]bool)
 	for _, r := range d.Rules {
@@ -119,11 +120,13 @@ func (a *app) noteUndefined(d *rules.Document, stored []rules.Statement) {
 	}
 	slices.Sort(undefined)
 	if undefined = slices.Compact(undefined); len(undefined) > 0 {
-		a.note("tiers name limits that have no rule: %s; correct the names, add rules, or name the limits in rules.SiteConfig of each program, which otherwise cannot start", strings.Join(undefined, ", "))
+		a.note("tiers name limits that have no rule: %s; correct the names, add rules, or name the limits in "+
+			"rules.SiteConfig of each program, which otherwise cannot start", strings.Join(undefined, ", "))
 	}
 	for _, o := range d.Overrides {
 		if o.OnPlan != "" && !ids[rules.RuleID{Limit: o.Limit, Plan: o.OnPlan}] {
-			a.note("the override of %q for the key %s is on plan %q, for which %q has no rule; correct the name, or add a rule", o.Limit, keyText(o.Key), o.OnPlan, o.Limit)
+			a.note("the override of %q for the key %s is on plan %q, for which %q has no rule; correct the name, or add a rule",
+				o.Limit, keyText(o.Key), o.OnPlan, o.Limit)
 		}
 	}
 }

@@ -18,9 +18,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// TestScripts runs the commands of each file of testdata/script on a database of its own, and compares their outputs with the file.
-// -update writes the outputs. A line that begins with "$ " is a command. The lines up to the next empty line are its output, its errors
-// and its exit code. Files follow as in a txtar archive. Some commands are not commands of the program:
+// TestScripts runs the commands of each file of testdata/script on a database of its own, and compares their outputs
+// with the file. -update writes the outputs. A line that begins with "$ " is a command. The lines up to the next empty
+// line are its output, its errors and its exit code. Files follow as in a txtar archive. Some commands are not commands
+// of the program:
 //
 //	empty                                  uses a database without tables from here on
 //	env NAME=VALUE                         sets a variable from here on
@@ -31,9 +32,9 @@ import (
 //	refuse LIMIT ROUTE KEY NUMBER AGO      counts refusals
 //	cat FILE                               prints a file
 //
-// DATABASE stands for the connection string, START for the time of the test, WINDOW for a policy of 3 tokens whose window does not end,
-// RESERVATION for the last reservation, and FENCE for the fencing token of the last lease. "< FILE" at the end of a command is its standard input, and "> FILE" a new file for its
-// output.
+// DATABASE stands for the connection string, START for the time of the test, WINDOW for a policy of 3 tokens whose
+// window does not end, RESERVATION for the last reservation, and FENCE for the fencing token of the last lease. "<
+// FILE" at the end of a command is its standard input, and "> FILE" a new file for its output.
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	files, err := filepath.Glob(filepath.Join("testdata", "script", "*.txt"))
@@ -216,7 +217,8 @@ var (
 	severalGap = regexp.MustCompile(`   +`)
 )
 
-// steady returns an output without what differs from run to run. The width of a column depends on how far away an instant is.
+// steady returns an output without what differs from run to run. The width of a column depends on how far away an
+// instant is.
 func (s *script) steady(text string) string {
 	for i := 4; i < len(s.names); i += 2 { // the files
 		text = strings.ReplaceAll(text, s.names[i+1], s.names[i])

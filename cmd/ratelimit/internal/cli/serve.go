@@ -60,12 +60,15 @@ whether the database answers. After an interrupt they say no, and serve still an
 	flags := cmd.Flags()
 	flags.StringVar(&f.http, "http", "127.0.0.1:8080", "address of the HTTP server")
 	flags.StringVar(&f.grpc, "grpc", "127.0.0.1:8081", "address of the gRPC server")
-	flags.StringSliceVar(&f.domains, "domain", []string{"ratelimit"}, "domain of Envoy's configuration; several are possible")
+	flags.StringSliceVar(&f.domains, "domain", []string{"ratelimit"}, "domain of Envoy's configuration; several are "+
+		"possible")
 	flags.StringSliceVar(&f.charged, "charged-domain", nil, "domain whose hits are always taken; several are possible")
-	flags.StringSliceVar(&f.attributes, "attribute", nil, "name of an entry of descriptors that tiers use; several are possible")
+	flags.StringSliceVar(&f.attributes, "attribute", nil, "name of an entry of descriptors that tiers use; several are "+
+		"possible")
 	flags.Var(&f.drain, "drain", "time to answer still after an interrupt, while the health is not ready (default 0)")
 	flags.StringVar(&f.tokenFile, "token-file", "", "file with a token of 16 characters or more on each line")
-	flags.StringSliceVar(&f.hosts, "host", nil, "further name under which clients reach the HTTP server without tokens; several are possible")
+	flags.StringSliceVar(&f.hosts, "host", nil, "further name under which clients reach the HTTP server without tokens; "+
+		"several are possible")
 	flags.StringVar(&f.certFile, "tls-cert", "", "file with the certificate of both servers")
 	flags.StringVar(&f.keyFile, "tls-key", "", "file with the key of the certificate")
 	a.withHashKey(cmd)
@@ -106,7 +109,8 @@ func (a *app) serve(ctx context.Context, f *serving) error {
 			return err
 		}
 		server, err = serve.New(ctx, serve.Config{
-			Pool: pool, Schema: a.options.schema, HashKey: secret, Domains: f.domains, Charged: f.charged, Attributes: f.attributes,
+			Pool: pool, Schema: a.options.schema, HashKey: secret, Domains: f.domains, Charged: f.charged,
+			Attributes:  f.attributes,
 			Credentials: secrets, Reread: func() (serve.Credentials, error) { return a.credentials(f) }, Hangup: hangup,
 			Hosts: f.hosts, Drain: time.Duration(f.drain.spanFlag), Logger: logger,
 		})
@@ -124,7 +128,8 @@ func (a *app) serve(ctx context.Context, f *serving) error {
 		_ = web.Close()
 		return err
 	}
-	logger.InfoContext(ctx, "serve: listening", slog.String("http", web.Addr().String()), slog.String("grpc", gateways.Addr().String()))
+	logger.InfoContext(ctx, "serve: listening", slog.String("http", web.Addr().String()),
+		slog.String("grpc", gateways.Addr().String()))
 	if err := server.Run(ctx, web, gateways); err != nil {
 		logger.ErrorContext(ctx, "serve: stopped", slog.String("error", a.scrub(err.Error())))
 		return answer(exitFailure)
@@ -155,12 +160,14 @@ func (a *app) credentials(f *serving) (secrets serve.Credentials, err error) {
 		}
 		lines := strings.Split(strings.TrimSpace(string(text)), "\n")
 		if lines[0] == "" {
-			return secrets, misused("--token-file: the file is empty; write a token on each line, such as openssl rand -hex 32 prints")
+			return secrets, misused("--token-file: the file is empty; write a token on each line, such as openssl rand -hex " +
+				"32 prints")
 		}
 		for i, line := range lines {
 			token := strings.TrimSpace(line)
 			if len(token) < 16 || strings.ContainsAny(token, " \t") {
-				return secrets, misused("--token-file: line %d is no token of 16 characters or more without a space, such as openssl rand -hex 32 prints", i+1)
+				return secrets, misused("--token-file: line %d is no token of 16 characters or more without a space, such as "+
+					"openssl rand -hex 32 prints", i+1)
 			}
 			secrets.Tokens = append(secrets.Tokens, token)
 			if !slices.Contains(a.secrets, token) {

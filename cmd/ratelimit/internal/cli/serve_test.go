@@ -210,7 +210,8 @@ func basic(password string) string {
 	return strings.TrimPrefix(r.Header.Get("Authorization"), "Basic ")
 }
 
-// TestServeAnswersNoOtherSite expects that pages of other sites neither change nor read anything through an operator's browser.
+// TestServeAnswersNoOtherSite expects that pages of other sites neither change nor read anything through an operator's
+// browser.
 func TestServeAnswersNoOtherSite(t *testing.T) {
 	t.Parallel()
 	f := setup(t)

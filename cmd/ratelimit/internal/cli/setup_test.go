@@ -30,8 +30,8 @@ import (
 
 func TestMain(m *testing.M) { leaktest.Main(everyFlag{m}) }
 
-// everyFlag fails a run in which the packages below have logged something, because users would see it beside the answer of a command.
-// It also fails a run of all tests that has not used every command and every flag.
+// everyFlag fails a run in which the packages below have logged something, because users would see it beside the answer
+// of a command. It also fails a run of all tests that has not used every command and every flag.
 type everyFlag struct{ *testing.M }
 
 func (m everyFlag) Run() int {

@@ -44,10 +44,14 @@ refused clients might have returned. Memory grows with the number of distinct ke
 	flags.StringVar(&f.refusals, "refusals", "", "file for all refusals, as lines of JSON")
 	flags.StringVar(&f.format, "format", string(simulate.Detect), "format of the lines: detect, common, combined or json")
 	f.window = spanFlag(time.Minute)
-	flags.Var(&f.window, "window", "how much a line may be earlier than the lines above it; lines of this time are held in memory")
-	flags.StringToStringVar(&f.config.Fields, "field", nil, "names of JSON fields by attribute, such as time=ts,address=request.remote_ip")
-	flags.StringArrayVar(&f.config.Routes, "route", nil, "pattern of a route, such as \"GET /search/{id}\"; several are possible (default: the routes of the tiers)")
-	flags.StringVar(&f.config.By, "by", "", "key in place of the tiers: address, user or a pattern such as {tenant}/{user}")
+	flags.Var(&f.window, "window", "how much a line may be earlier than the lines above it; lines of this time are held "+
+		"in memory")
+	flags.StringToStringVar(&f.config.Fields, "field", nil, "names of JSON fields by attribute, such as "+
+		"time=ts,address=request.remote_ip")
+	flags.StringArrayVar(&f.config.Routes, "route", nil, "pattern of a route, such as \"GET /search/{id}\"; several are "+
+		"possible (default: the routes of the tiers)")
+	flags.StringVar(&f.config.By, "by", "",
+		"key in place of the tiers: address, user or a pattern such as {tenant}/{user}")
 	flags.StringVar(&f.config.Limit, "limit", "", "limit of --by (default: the only limit of the rules)")
 	flags.StringVar(&f.config.Plan, "plan", "", "plan of lines without a plan")
 	flags.IntVar(&f.config.IPv4Bits, "ipv4-bits", 0, "bits of an IPv4 address that count (default 32)")
@@ -104,7 +108,8 @@ func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (er
 	a.noteProblems("could not be read", report.Unparsed)
 	a.noteProblems("could not be asked", report.Failed)
 	if report.WithoutPlan > 0 {
-		a.note("%s had no plan, although rules are for plans; give --plan, or name the field with --field plan=NAME", count(report.WithoutPlan, "line"))
+		a.note("%s had no plan, although rules are for plans; give --plan, or name the field with --field plan=NAME",
+			count(report.WithoutPlan, "line"))
 	}
 	if report.UnknownPlan > 0 {
 		a.note("%s had a plan that no rule is for", count(report.UnknownPlan, "line"))
@@ -159,12 +164,14 @@ func fillReport(t *table, r *simulate.Report) {
 	}
 	t.field("buckets", fmt.Sprint(r.Buckets))
 	if r.OutOfOrder > 0 {
-		t.field("put in order", fmt.Sprintf("%s, by %s at most", count(r.OutOfOrder, "line"), span(time.Duration(r.StepBackUs)*time.Microsecond)))
+		t.field("put in order", fmt.Sprintf("%s, by %s at most", count(r.OutOfOrder, "line"),
+			span(time.Duration(r.StepBackUs)*time.Microsecond)))
 	}
 	t.gap()
 	t.row("LIMIT", "ASKED", "REFUSED", "SHARE", "FIRST", "LAST", "BUSIEST SECOND")
 	for _, l := range r.Limits {
-		t.row(l.Limit, fmt.Sprint(l.Asked), refusedText(l.Refused, l.Shadow), fmt.Sprintf("%.1f %%", 100*l.Share), dash(instant(l.FirstRefusal)), dash(instant(l.LastRefusal)),
+		t.row(l.Limit, fmt.Sprint(l.Asked), refusedText(l.Refused, l.Shadow), fmt.Sprintf("%.1f %%", 100*l.Share),
+			dash(instant(l.FirstRefusal)), dash(instant(l.LastRefusal)),
 			fmt.Sprintf("%s: %d asked, %d refused", instant(l.Peak.At), l.Peak.Asked, l.Peak.Refused))
 	}
 	if len(r.Keys) == 0 {

@@ -56,7 +56,8 @@ BEGIN;
 		}
 		if _, holds := r.Rule.Policy.(ratelimit.Concurrency); holds {
 			fmt.Fprintf(a.out, "SELECT * FROM %[1]s.acquire(%[2]s, :'key'%[3]s) \\gset lease_\n", schema, limit, plan)
-			fmt.Fprintf(a.out, "SELECT %[1]s.renew_lease(%[2]s, :'key', :'lease_fence'%[3]s), %[1]s.release(%[2]s, :'key', :'lease_fence'%[3]s);\n", schema, limit, plan)
+			fmt.Fprintf(a.out, "SELECT %[1]s.renew_lease(%[2]s, :'key', :'lease_fence'%[3]s), %[1]s.release(%[2]s, :'key', "+
+				":'lease_fence'%[3]s);\n", schema, limit, plan)
 			continue
 		}
 		fmt.Fprintf(a.out, "SELECT * FROM %s.check(%s, :'key'%s);\n", schema, limit, plan)

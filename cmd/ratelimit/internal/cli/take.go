@@ -36,8 +36,10 @@ func (b *bucket) decisionView(d ratelimit.Decision) decisionView {
 	s := d.States[0]
 	return decisionView{
 		Limit: b.request.Limit().Name(), Key: b.stored, Allowed: d.Allowed, Cost: s.Cost, Remaining: d.Remaining,
-		RetryAfterUs: d.RetryAfter.Microseconds(), ResetAfterUs: d.ResetAfter.Microseconds(), At: d.At.UTC(), Policy: inspect.Policy{Policy: s.Limit.Policy()},
-		DecidedBy: inspect.DecidedBy(b.request.Limit().Name(), s.Rule, b.definedBy()), Mode: s.Mode, PausedUntil: s.PausedUntil, PauseReason: s.PauseReason,
+		RetryAfterUs: d.RetryAfter.Microseconds(), ResetAfterUs: d.ResetAfter.Microseconds(), At: d.At.UTC(),
+		Policy:    inspect.Policy{Policy: s.Limit.Policy()},
+		DecidedBy: inspect.DecidedBy(b.request.Limit().Name(), s.Rule, b.definedBy()), Mode: s.Mode,
+		PausedUntil: s.PausedUntil, PauseReason: s.PauseReason,
 		retryAfter: d.RetryAfter, resetAfter: d.ResetAfter, notAsked: s.NotAsked,
 	}
 }
@@ -82,7 +84,8 @@ func (v *decisionView) fill(t *table) {
 // decide runs check or take, and shows the decision with show.
 func (a *app) decide(
 	ctx context.Context, f *bucketFlags, args []string, cost float64,
-	ask func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) (ratelimit.Decision, error), show func(any, func(*table)) error,
+	ask func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) (ratelimit.Decision, error),
+	show func(any, func(*table)) error,
 ) error {
 	return a.withBucketOf(ctx, f, args, func(ctx context.Context, _ *database, b *bucket) error {
 		if b.why != nil {
@@ -103,10 +106,12 @@ func (a *app) decide(
 	})
 }
 
-// forSlots adds to the error of a command that does not work with slots what to do here, because this program holds none.
+// forSlots adds to the error of a command that does not work with slots what to do here, because this program holds
+// none.
 func forSlots(err error) error {
 	if errors.Is(err, ratelimit.ErrInvalidRequest) {
-		return fmt.Errorf("%w; programs do that, and here check says whether a slot is free, leases list who holds one, and leases release gives one back", err)
+		return fmt.Errorf("%w; programs do that, and here check says whether a slot is free, leases list who holds one, "+
+			"and leases release gives one back", err)
 	}
 	return err
 }
@@ -146,7 +151,9 @@ no confirmation.`,
 }
 
 // give runs reset or credit, and shows what the bucket holds then. undo is the command that takes it back.
-func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done, undo string, change func(ctx context.Context, b *bucket) error) error {
+func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done, undo string,
+	change func(ctx context.Context, b *bucket) error,
+) error {
 	return a.withBucketOf(ctx, f, args, func(ctx context.Context, db *database, b *bucket) error {
 		if b.why != nil {
 			return misused("%w", b.why)
@@ -187,7 +194,8 @@ fills the shared bucket.`,
 		if err := a.confirm(ctx, "Fill %s of %s, and forget what it owes?", which, args[0]); err != nil {
 			return err
 		}
-		return a.give(ctx, &f, args, "filled", "", func(ctx context.Context, b *bucket) error { return b.limiter.Reset(ctx, b.request) })
+		return a.give(ctx, &f, args, "filled", "",
+			func(ctx context.Context, b *bucket) error { return b.limiter.Reset(ctx, b.request) })
 	})
 	return a.withYes(a.withOutput(a.withBucket(cmd, &f)))
 }

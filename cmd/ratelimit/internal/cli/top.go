@@ -68,7 +68,8 @@ owed tokens at the last change of the bucket, because no row has the plan of its
 	})
 	flags := cmd.Flags()
 	flags.StringVar(&f.by, "by", "refusals", "refusals, allowed (which keys take most), owed or reservations")
-	flags.StringVar(&f.group, "group", string(refusals.ByLimit), "group refusals or allowed requests by limit, route or key")
+	flags.StringVar(&f.group, "group", string(refusals.ByLimit), "group refusals or allowed requests by limit, route or "+
+		"key")
 	flags.StringVar(&f.limit, "limit", "", "only this limit")
 	flags.Var(&f.since, "since", "age of the oldest refusals, up to 1000d")
 	flags.BoolVar(&f.shadow, "shadow", false, "show the refusals of limits in shadow")
@@ -88,7 +89,9 @@ type sumView struct {
 }
 
 // topSums reads the sums that the flags ask for, and what time it is.
-func (a *app) topSums(ctx context.Context, db *database, f *topFlags, isAllowed bool) (sums []refusals.Sum, now time.Time, err error) {
+func (a *app) topSums(ctx context.Context, db *database, f *topFlags,
+	isAllowed bool,
+) (sums []refusals.Sum, now time.Time, err error) {
 	if now, err = db.reader.Now(ctx); err != nil {
 		return nil, now, err
 	}
@@ -121,7 +124,8 @@ func (a *app) topAllowed(ctx context.Context, db *database, f *topFlags) error {
 	for i, s := range sums {
 		views[i] = takerView{s.Limit, s.Key, s.Allowed}
 	}
-	none := "no allowed requests are counted in the last " + words.Period(time.Duration(f.since)) + "; programs count with package refusals"
+	none := "no allowed requests are counted in the last " + words.Period(time.Duration(f.since)) +
+		"; programs count with package refusals"
 	return showList(a, views, none, []string{"LIMIT", "KEY", "ALLOWED"}, func(v *takerView) []string {
 		what := dash("")
 		switch {
@@ -150,7 +154,8 @@ func (a *app) topRefusals(ctx context.Context, db *database, f *topFlags) error 
 	if f.group == string(refusals.ByKey) {
 		column = "KEY"
 	}
-	none := "nothing is counted as refused in the last " + words.Period(time.Duration(f.since)) + "; programs count with package refusals"
+	none := "nothing is counted as refused in the last " + words.Period(time.Duration(f.since)) +
+		"; programs count with package refusals"
 	return showList(a, views, none, []string{"LIMIT", column, "REFUSED", "COST", "LAST"}, func(v *sumView) []string {
 		what := dash(v.Route)
 		switch {
@@ -182,13 +187,14 @@ func (a *app) topOwing(ctx context.Context, db *database, f *topFlags) error {
 	views = slices.DeleteFunc(views, func(v inspect.View) bool { return v.Owed() == 0 })
 	slices.SortStableFunc(views, func(a, b inspect.View) int { return cmp.Compare(b.Owed(), a.Owed()) })
 	views = views[:min(len(views), f.most)]
-	return showList(a, views, "no bucket owes anything", []string{"LIMIT", "KEY", "OWED", "AT", "FREE AT"}, func(v *inspect.View) []string {
-		at, free := instantFrom(v.At, now)+", as stored", "-"
-		if v.Level != nil {
-			at, free = "now", dash(instantFrom(v.FreeAt, now))
-		}
-		return []string{v.Limit, keyText(v.Key), number(v.Owed()), at, free}
-	})
+	return showList(a, views, "no bucket owes anything", []string{"LIMIT", "KEY", "OWED", "AT", "FREE AT"},
+		func(v *inspect.View) []string {
+			at, free := instantFrom(v.At, now)+", as stored", "-"
+			if v.Level != nil {
+				at, free = "now", dash(instantFrom(v.FreeAt, now))
+			}
+			return []string{v.Limit, keyText(v.Key), number(v.Owed()), at, free}
+		})
 }
 
 // owing returns the buckets that owe, as far as it may look.
@@ -210,7 +216,9 @@ func plansIn(list *rules.Listing) map[string][]string {
 }
 
 // owingViews returns buckets with their levels if the tables give their policies for every plan.
-func (a *app) owingViews(ctx context.Context, db *database, found []inspect.Bucket, now time.Time) ([]inspect.View, error) {
+func (a *app) owingViews(ctx context.Context, db *database, found []inspect.Bucket,
+	now time.Time,
+) ([]inspect.View, error) {
 	limiter, set, err := a.limiter(ctx, db)
 	if err != nil {
 		return nil, err
@@ -233,8 +241,11 @@ func (a *app) owingViews(ctx context.Context, db *database, found []inspect.Buck
 	}, nil)
 }
 
-// limitOnAnyPlan returns the limit of a bucket if the tables decide, by the same policy on every plan, and else the zero Limit.
-func (db *database) limitOnAnyPlan(set *rules.Set, stored inspect.Bucket, now time.Time, plans []string) (limit ratelimit.Limit, err error) {
+// limitOnAnyPlan returns the limit of a bucket if the tables decide, by the same policy on every plan, and else the
+// zero Limit.
+func (db *database) limitOnAnyPlan(set *rules.Set, stored inspect.Bucket, now time.Time,
+	plans []string,
+) (limit ratelimit.Limit, err error) {
 	b := &bucket{stored: stored.Key, now: now, set: set}
 	policy, alone, err := standsAlone(db, b, stored.Limit, "")
 	if err != nil || !alone {
@@ -290,9 +301,10 @@ func (a *app) topReservations(ctx context.Context, db *database, f *topFlags) er
 		return cmp.Or(cmp.Compare(b.Cost, a.Cost), cmp.Compare(a.Limit, b.Limit), cmp.Compare(a.Key, b.Key))
 	})
 	views = views[:min(len(views), f.most)]
-	return showList(a, views, "nothing is reserved", []string{"LIMIT", "KEY", "RESERVED", "RESERVATIONS", "WAITING"}, func(v *reservedView) []string {
-		return []string{v.Limit, keyText(v.Key), number(v.Cost), fmt.Sprint(v.Reservations), fmt.Sprint(v.Waiting)}
-	})
+	return showList(a, views, "nothing is reserved", []string{"LIMIT", "KEY", "RESERVED", "RESERVATIONS", "WAITING"},
+		func(v *reservedView) []string {
+			return []string{v.Limit, keyText(v.Key), number(v.Cost), fmt.Sprint(v.Reservations), fmt.Sprint(v.Waiting)}
+		})
 }
 
 // sumUp adds an open reservation to its buckets. If limit is not empty, it skips the buckets of other limits.

@@ -332,8 +332,9 @@ func TestAnInterruptEndsAWaitForInput(t *testing.T) {
 	}
 }
 
-// FuzzRun gives the program any arguments, a line each, and any input. Its context has ended, so it connects to no database and
-// starts no server. It exits with a documented code, and prints the fault on standard error if that code alone does not say it.
+// FuzzRun gives the program any arguments, a line each, and any input. Its context has ended, so it connects to no
+// database and starts no server. It exits with a documented code, and prints the fault on standard error if that code
+// alone does not say it.
 func FuzzRun(f *testing.F) {
 	for _, line := range []string{
 		"", "version", "help policies", "rules validate -f -", "take sendMessage ada --policy=10 --cost 3 --database-url postgres://127.0.0.1:1/x",

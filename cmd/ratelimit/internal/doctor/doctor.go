@@ -1,8 +1,8 @@
 // Package doctor checks a database for problems of a limiter, and advises what to do.
 //
-// It only reads. Each check is a READ ONLY transaction of its own with a time limit, so a failed check is a finding and does not
-// end the others. The privileges of an application are enough, and a check that lacks a privilege reports it. No check reads a
-// whole table. Behind a pooler it prepares a statement, SELECT 1, and may leave it there.
+// It only reads. Each check is a READ ONLY transaction of its own with a time limit, so a failed check is a finding and
+// does not end the others. The privileges of an application are enough, and a check that lacks a privilege reports it.
+// No check reads a whole table. Behind a pooler it prepares a statement, SELECT 1, and may leave it there.
 package doctor
 
 import (
@@ -43,8 +43,8 @@ type Finding struct {
 	Level Level  `json:"level"`
 	// Says describes the finding in a sentence or two.
 	Says string `json:"says"`
-	// Do is the advice. SQL statements are on lines of their own, which end with a semicolon. It is empty if there is nothing
-	// to do.
+	// Do is the advice. SQL statements are on lines of their own, which end with a semicolon. It is empty if there is
+	// nothing to do.
 	Do string `json:"do,omitempty"`
 }
 
@@ -77,7 +77,8 @@ type Config struct {
 	Role string
 	// MaxTransaction is the maximum age of a transaction. Defaults to 5 minutes.
 	MaxTransaction time.Duration
-	// MaxBehind is for how many transactions a standby, or a replication slot in use, may keep dead rows. Defaults to 10 million.
+	// MaxBehind is for how many transactions a standby, or a replication slot in use, may keep dead rows. Defaults to 10
+	// million.
 	MaxBehind int64
 	// Timeout limits each statement and each attempt to connect. Defaults to 5 seconds.
 	Timeout time.Duration
@@ -143,9 +144,9 @@ func Checks() []string {
 	return names
 }
 
-// Run makes all checks on connections of its own. Pass a configuration of pgx.ParseConfig, or ConnConfig of the configuration of
-// the programs' pool, because its DefaultQueryExecMode is checked, too. If the server is unreachable, that is the only finding. The
-// error wraps ErrInvalidConfig, or is the error of ctx.
+// Run makes all checks on connections of its own. Pass a configuration of pgx.ParseConfig, or ConnConfig of the
+// configuration of the programs' pool, because its DefaultQueryExecMode is checked, too. If the server is unreachable,
+// that is the only finding. The error wraps ErrInvalidConfig, or is the error of ctx.
 func Run(ctx context.Context, connection *pgx.ConnConfig, config Config) (Report, error) {
 	config = config.withDefaults()
 	if err := config.validate(connection); err != nil {
@@ -189,11 +190,13 @@ func (c *Config) validate(connection *pgx.ConnConfig) error {
 	case connection == nil:
 		return fmt.Errorf("%w: the connection is nil; pass what pgx.ParseConfig returned", ErrInvalidConfig)
 	case c.HashKey != nil && len(c.HashKey) < minSecretBytes:
-		return fmt.Errorf("%w: HashKey has %d bytes; use that of the programs, which has %d or more", ErrInvalidConfig, len(c.HashKey), minSecretBytes)
+		return fmt.Errorf("%w: HashKey has %d bytes; use that of the programs, which has %d or more", ErrInvalidConfig,
+			len(c.HashKey), minSecretBytes)
 	case c.MaxBehind < 0:
 		return fmt.Errorf("%w: MaxBehind is %d; use a number above 0, or 0 for the default", ErrInvalidConfig, c.MaxBehind)
 	case c.MaxTransaction < 0:
-		return fmt.Errorf("%w: MaxTransaction is %v; use a span above 0, or 0 for the default", ErrInvalidConfig, c.MaxTransaction)
+		return fmt.Errorf("%w: MaxTransaction is %v; use a span above 0, or 0 for the default", ErrInvalidConfig,
+			c.MaxTransaction)
 	case c.Timeout < time.Millisecond:
 		return fmt.Errorf("%w: Timeout is %v; use a millisecond or more, or 0 for the default", ErrInvalidConfig, c.Timeout)
 	}

@@ -25,8 +25,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// TestRunOnABadServer makes a server bad in every way that the checks of its storage, its transactions and its secret know,
-// expects each to be named, does what the findings say, and expects nothing to be said any more.
+// TestRunOnABadServer makes a server bad in every way that the checks of its storage, its transactions and its secret
+// know, expects each to be named, does what the findings say, and expects nothing to be said any more.
 func TestRunOnABadServer(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a server, and waits until it has read its settings again")
@@ -128,7 +128,8 @@ func TestRunLooksAtRowSecurity(t *testing.T) {
 	require.Equal(t, doctor.OK, one(t, look(t, p.app, doctor.Config{}), "rowsecurity").Level)
 }
 
-// TestRunLooksAtPauses promises a warning on a pause whose limit has nothing else, until it has a bucket or the pause ends.
+// TestRunLooksAtPauses promises a warning on a pause whose limit has nothing else, until it has a bucket or the pause
+// ends.
 func TestRunLooksAtPauses(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
@@ -252,7 +253,8 @@ func TestRunWithoutPrivileges(t *testing.T) {
 	})
 }
 
-// TestRunFindsTheCauseOfDeadRows expects that the transactions are named that keep dead rows of this database, and no others.
+// TestRunFindsTheCauseOfDeadRows expects that the transactions are named that keep dead rows of this database, and no
+// others.
 func TestRunFindsTheCauseOfDeadRows(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a server of its own")
@@ -317,7 +319,8 @@ func TestRunLooksAtUpdates(t *testing.T) {
 	}, 2*time.Minute, 50*time.Millisecond)
 }
 
-// TestRunOnLargeTablesWithoutWALCompression promises a note on a table of buckets that is worth it, and that its advice ends it.
+// TestRunOnLargeTablesWithoutWALCompression promises a note on a table of buckets that is worth it, and that its advice
+// ends it.
 func TestRunOnLargeTablesWithoutWALCompression(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "starts a server of its own, and writes 64 MB")

@@ -1,6 +1,7 @@
 package doctor
 
-// Known returns the tables that the checks expect: for each its primary key, its other indexes, and its settings as name=value.
+// Known returns the tables that the checks expect: for each its primary key, its other indexes, and its settings as
+// name=value.
 func Known() (version int64, tables map[string][3][]string) {
 	tables = make(map[string][3][]string)
 	for _, t := range knownTables() {

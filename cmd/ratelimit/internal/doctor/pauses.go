@@ -31,6 +31,7 @@ func (e *examination) lookAtPauses(ctx context.Context, tx pgx.Tx) ([]Finding, e
 	if len(limits) == 0 {
 		return ok("No pause is of a limit that the tables do not know."), nil
 	}
-	return warning("If a name is misspelt, pause the right limit, and end this pause with ratelimit resume. If only programs know the limit, store a rule for it.",
+	return warning("If a name is misspelt, pause the right limit, and end this pause with ratelimit resume. If only "+
+		"programs know the limit, store a rule for it.",
 		"A pause is in effect of limits that have neither a rule nor a bucket: %s.", strings.Join(limits, ", ")), nil
 }

@@ -38,15 +38,19 @@ func (e *examination) lookAtPooler(ctx context.Context) ([]Finding, error) {
 		}
 		if loses {
 			return fault("In the programs, "+pooler.Advice(mode)+". A rules.Set also needs NoListen or Connect.",
-				"The path to the server has a pooler in transaction mode, such as PgBouncer, and queries are prepared statements (%s): "+
-					"calls fail, as a statement that one connection of the server has prepared is not there on the next, or there already.", pooler.Mode(mode)), nil
+				"The path to the server has a pooler in transaction mode, such as PgBouncer, and queries are prepared statements "+
+					"(%s): "+
+					"calls fail, as a statement that one connection of the server has prepared is not there on the next, or there "+
+					"already.", pooler.Mode(mode)), nil
 		}
 	}
 	return ok("The path to the server has a pooler in transaction mode, and the query mode (%s) works with it. "+
-		"LISTEN does not work through it: a rules.Set needs NoListen or Connect, and migrations need a connection to the server itself.", pooler.Mode(mode)), nil
+		"LISTEN does not work through it: a rules.Set needs NoListen or Connect, and migrations need a connection to the "+
+		"server itself.", pooler.Mode(mode)), nil
 }
 
-// shares reports whether two connections had transactions in the same server process, or one connection in several processes.
+// shares reports whether two connections had transactions in the same server process, or one connection in several
+// processes.
 func (e *examination) shares(ctx context.Context) (bool, error) {
 	var conns [2]*pgx.Conn
 	var err error

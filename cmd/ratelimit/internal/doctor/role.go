@@ -18,7 +18,8 @@ type role struct {
 
 // roleOf returns the role of the programs. It returns pgx.ErrNoRows if the role does not exist.
 func (e *examination) roleOf(ctx context.Context, tx pgx.Tx) (r role, err error) {
-	err = tx.QueryRow(ctx, `SELECT rolname::text, rolsuper FROM pg_catalog.pg_roles WHERE rolname = coalesce(nullif($1, ''), current_user)`,
+	err = tx.QueryRow(ctx,
+		`SELECT rolname::text, rolsuper FROM pg_catalog.pg_roles WHERE rolname = coalesce(nullif($1, ''), current_user)`,
 		e.config.Role).Scan(&r.name, &r.superuser)
 	return r, err
 }
@@ -28,13 +29,16 @@ func (e *examination) lookAtRole(ctx context.Context, tx pgx.Tx) ([]Finding, err
 	r, err := e.roleOf(ctx, tx)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return fault("Name the role of the programs, or create it:\nCREATE ROLE "+pgx.Identifier{e.config.Role}.Sanitize()+" LOGIN;",
+		return fault("Name the role of the programs, or create it:\nCREATE ROLE "+pgx.Identifier{e.config.Role}.Sanitize()+
+			" LOGIN;",
 			"There is no role %q.", e.config.Role), nil
 	case err != nil:
 		return nil, err
 	case r.superuser:
-		return note("Give the programs a role of their own, with the statements that ratelimit grants --application ROLE prints, or migrations.Grants returns.",
-			"The role %q is a superuser: an attacker in a program with it controls the whole server, and every limit.", r.name), nil
+		return note("Give the programs a role of their own, with the statements that ratelimit grants --application ROLE "+
+				"prints, or migrations.Grants returns.",
+				"The role %q is a superuser: an attacker in a program with it controls the whole server, and every limit.", r.name),
+			nil
 	}
 	return ok("The role %s is not a superuser.", pgx.Identifier{r.name}.Sanitize()), nil
 }
@@ -50,7 +54,8 @@ func (e *examination) lookAtGrants(ctx context.Context, tx pgx.Tx) ([]Finding, e
 	}
 	grants, err := grantsFor(e.config.Schema, r.name)
 	if err != nil { // the role has a name that no role of an application can have
-		return note("Give the programs a role of their own.", "The role %q cannot be granted privileges: %v.", r.name, err), nil
+		return note("Give the programs a role of their own.", "The role %q cannot be granted privileges: %v.", r.name, err),
+			nil
 	}
 	lacks, statements, err := e.lacking(ctx, tx, r.name, grants)
 	if err != nil {
@@ -67,7 +72,8 @@ func (e *examination) lookAtGrants(ctx context.Context, tx pgx.Tx) ([]Finding, e
 		return warning("Name the role of the programs: ratelimit doctor --role ROLE.",
 			"The connected role %q can only read. The privileges of the programs were not checked.", r.name), nil
 	}
-	return fault("Run as the owner of the tables:\n"+strings.Join(statements, "\n"), "The role %q lacks %s.", r.name, strings.Join(lacks, "; ")), nil
+	return fault("Run as the owner of the tables:\n"+strings.Join(statements, "\n"), "The role %q lacks %s.", r.name,
+		strings.Join(lacks, "; ")), nil
 }
 
 // lookAtRowSecurity checks whether row level security may hide rows from the role.
@@ -87,14 +93,16 @@ func (e *examination) lookAtRowSecurity(ctx context.Context, tx pgx.Tx) (found [
 	if hidden == "" {
 		return ok("Row level security hides no rows from the role %q.", r.name), nil
 	}
-	return fault("Give the role policies for all rows, which ratelimit grants --row-security prints, or run as the owner of the tables:\n"+
+	return fault("Give the role policies for all rows, which ratelimit grants --row-security prints, or run as the "+
+		"owner of the tables:\n"+
 		strings.Join(pgerr.Disabled(e.config.Schema, hidden), "\n"),
 		"Row level security may hide rows of %s from the role %q, so calls on them fail.", hidden, r.name), nil
 }
 
 // onlyReads reports whether a role can read the buckets and not change them, as Roles.Reader of package migrations.
 func (e *examination) onlyReads(ctx context.Context, tx pgx.Tx, role string) (only bool, err error) {
-	err = tx.QueryRow(ctx, `SELECT pg_catalog.has_table_privilege($1, c.oid, 'SELECT') AND NOT pg_catalog.has_table_privilege($1, c.oid, 'INSERT, UPDATE, DELETE')
+	err = tx.QueryRow(ctx,
+		`SELECT pg_catalog.has_table_privilege($1, c.oid, 'SELECT') AND NOT pg_catalog.has_table_privilege($1, c.oid, 'INSERT, UPDATE, DELETE')
 		FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $2 AND c.relname = 'buckets'`,
 		role, e.config.Schema).Scan(&only)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -103,14 +111,18 @@ func (e *examination) onlyReads(ctx context.Context, tx pgx.Tx, role string) (on
 	return only, err
 }
 
-// lacking returns the privileges that a role lacks, and the statements that grant them. It skips missing tables and functions.
-func (e *examination) lacking(ctx context.Context, tx pgx.Tx, role string, grants []grant) (lacks, statements []string, err error) {
+// lacking returns the privileges that a role lacks, and the statements that grant them. It skips missing tables and
+// functions.
+func (e *examination) lacking(ctx context.Context, tx pgx.Tx, role string,
+	grants []grant,
+) (lacks, statements []string, err error) {
 	for _, g := range grants {
 		on, ask := g.name, `SELECT pg_catalog.has_table_privilege($1, c.oid, $4) FROM pg_catalog.pg_class c
 			JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $2 AND c.relname = $3`
 		switch g.kind {
 		case "SCHEMA ":
-			on, ask = "the schema", `SELECT pg_catalog.has_schema_privilege($1, oid, $4) FROM pg_catalog.pg_namespace WHERE $2 = $3 AND nspname = $2`
+			on, ask = "the schema",
+				`SELECT pg_catalog.has_schema_privilege($1, oid, $4) FROM pg_catalog.pg_namespace WHERE $2 = $3 AND nspname = $2`
 		case "FUNCTION ":
 			ask = `SELECT pg_catalog.has_function_privilege($1, p.oid, $4) FROM pg_catalog.pg_proc p
 				JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace WHERE n.nspname = $2 AND p.proname = $3`

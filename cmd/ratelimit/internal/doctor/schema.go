@@ -37,7 +37,8 @@ func (e *examination) lookAtMigrations(ctx context.Context, tx pgx.Tx) ([]Findin
 		return nil, err
 	}
 	if partitioned {
-		return fault(e.unpartition(), "%s is partitioned, and must be one plain table: every call fails, because the statements on it crash PostgreSQL 18 in partitions.",
+		return fault(e.unpartition(), "%s is partitioned, and must be one plain table: every call fails, because the "+
+			"statements on it crash PostgreSQL 18 in partitions.",
 			e.quoted("buckets")), nil
 	}
 	switch missing := slices.DeleteFunc(want, func(name string) bool { return slices.Contains(there, name) }); {
@@ -54,7 +55,8 @@ func (e *examination) lookAtMigrations(ctx context.Context, tx pgx.Tx) ([]Findin
 		case version < newestVersion:
 			return fault(migrate, "The tables are at version %d, and this program needs %d.", version, newestVersion), nil
 		case len(missing) > 0:
-			return fault("They were dropped: restore them from a backup, or run ratelimit migrate down, which deletes all data, and ratelimit migrate up.",
+			return fault("They were dropped: restore them from a backup, or run ratelimit migrate down, which deletes all "+
+				"data, and ratelimit migrate up.",
 				"The tables are at version %d, and lack %s.", version, strings.Join(missing, ", ")), nil
 		}
 		found, err := e.lookAtFunctions(ctx, tx)
@@ -87,12 +89,14 @@ func (e *examination) lookAtFunctions(ctx context.Context, tx pgx.Tx) (found []F
 		var same, public bool
 		tag, err := pgx.ForEachRow(rows, []any{&signature, &same, &public}, func() error {
 			if !same {
-				found = append(found, fault("Run as the owner of the functions, and then ratelimit migrate up and the statements of ratelimit grants; "+
+				found = append(found, fault("Run as the owner of the functions, and then ratelimit migrate up and the statements "+
+					"of ratelimit grants; "+
 					"calls fail meanwhile:\nDROP FUNCTION "+signature+";",
 					"The function %s was changed, so it may decide otherwise than this program promises.", f.Name)...)
 			}
 			if public {
-				found = append(found, note("Run as the owner of the functions, and then the statements of ratelimit grants for the roles of the programs:\n"+
+				found = append(found, note("Run as the owner of the functions, and then the statements of ratelimit grants for "+
+					"the roles of the programs:\n"+
 					"REVOKE EXECUTE ON FUNCTION "+signature+" FROM PUBLIC;",
 					"Every role may call the function %s. It needs the privileges on the tables, too.", f.Name)...)
 			}
@@ -102,7 +106,8 @@ func (e *examination) lookAtFunctions(ctx context.Context, tx pgx.Tx) (found []F
 			return nil, err
 		}
 		if tag.RowsAffected() == 0 {
-			found = append(found, fault("Run ratelimit migrate up as the owner of the tables, and then the statements of ratelimit grants.",
+			found = append(found, fault("Run ratelimit migrate up as the owner of the tables, and then the statements of "+
+				"ratelimit grants.",
 				"The function %s is missing: calls fail with ErrNotMigrated.", f.Name)...)
 		}
 	}
@@ -115,7 +120,8 @@ func (e *examination) unpartition() string {
 	for _, s := range settingsOf("buckets") {
 		settings = append(settings, s.name+" = "+s.value)
 	}
-	return strings.NewReplacer("$buckets", e.quoted("buckets"), "$plain", e.quoted("buckets_plain"), "$settings", strings.Join(settings, ", ")).Replace(
+	return strings.NewReplacer("$buckets", e.quoted("buckets"), "$plain", e.quoted("buckets_plain"), "$settings",
+		strings.Join(settings, ", ")).Replace(
 		`Run as the owner of the table, and then ratelimit migrate up, and the statements of ratelimit grants again:
 BEGIN;
 LOCK TABLE $buckets;
@@ -134,7 +140,8 @@ func (e *examination) lookAtHashKey(ctx context.Context, tx pgx.Tx) ([]Finding, 
 		return nil, err
 	}
 	own := gate.FingerprintOf(e.config.HashKey)
-	anew := "; or, to begin anew with full buckets, stop the programs and run as the owner:\nDELETE FROM " + e.quoted("fingerprint") + ";"
+	anew := "; or, to begin anew with full buckets, stop the programs and run as the owner:\nDELETE FROM " +
+		e.quoted("fingerprint") + ";"
 	switch {
 	case stored == "":
 		return ok("No program has stored a key yet."), nil
@@ -143,7 +150,8 @@ func (e *examination) lookAtHashKey(ctx context.Context, tx pgx.Tx) ([]Finding, 
 	case stored == own:
 		return ok("Keys are stored under this HashKey."), nil
 	case own == gate.NoSecret:
-		return note("Set the secret of the programs: for ratelimit doctor with --hash-key-file or RATELIMIT_HASH_KEY, and in a program as HashKey.",
+		return note("Set the secret of the programs: for ratelimit doctor with --hash-key-file or RATELIMIT_HASH_KEY, and "+
+			"in a program as HashKey.",
 			"Keys are stored under a secret, and none is set here: the secret of the programs was not checked."), nil
 	case stored == gate.NoSecret:
 		return fault("Leave Config.HashKey unset, as the other programs do"+anew,

@@ -14,8 +14,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-// step changes the tables, and names the worst level of a check and parts of its findings. With cure the test follows the advice, and
-// expects that the check finds nothing.
+// step changes the tables, and names the worst level of a check and parts of its findings. With cure the test follows
+// the advice, and expects that the check finds nothing.
 type step struct {
 	sql, check string
 	level      doctor.Level

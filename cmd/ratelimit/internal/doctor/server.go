@@ -30,7 +30,8 @@ func (e *examination) lookAtConnection(ctx context.Context) ([]Finding, error) {
 		return fault("Set pool_mode = transaction, or session, in pgbouncer.ini, or connect to the server itself.",
 			"The path to the server has a pooler in statement mode, which does not support transactions."), nil
 	}
-	return fault("Check that the server runs and is reachable from here, and that host, port, database, user and password are correct.",
+	return fault("Check that the server runs and is reachable from here, and that host, port, database, user and "+
+		"password are correct.",
 		"There is no connection to %s, port %d: %s.", e.connection.Host, e.connection.Port, reason(err)), nil
 }
 
@@ -54,16 +55,21 @@ func (e *examination) lookAtServer(ctx context.Context, tx pgx.Tx) ([]Finding, e
 // lookAtPrimary checks whether the server accepts writes.
 func (e *examination) lookAtPrimary(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var standby, readOnly bool
-	err := tx.QueryRow(ctx, `SELECT pg_catalog.pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean`).Scan(&standby, &readOnly)
+	err := tx.QueryRow(ctx,
+		`SELECT pg_catalog.pg_is_in_recovery(), current_setting('default_transaction_read_only')::boolean`).Scan(&standby,
+		&readOnly)
 	switch {
 	case err != nil:
 		return nil, err
 	case standby:
-		return fault("Connect to the primary: name all hosts in the connection string, and add target_session_attrs=read-write.",
+		return fault("Connect to the primary: name all hosts in the connection string, and add "+
+			"target_session_attrs=read-write.",
 			"The server is a standby, which rejects writes: a Take fails."), nil
 	case readOnly:
-		return fault("Find the setting default_transaction_read_only of the role, the database or the server, and reset it. For the role:\n"+
-			reset("default_transaction_read_only"), "Transactions are read-only here (default_transaction_read_only): a Take fails."), nil
+		return fault("Find the setting default_transaction_read_only of the role, the database or the server, and reset "+
+			"it. For the role:\n"+
+			reset("default_transaction_read_only"), "Transactions are read-only here (default_transaction_read_only): a Take "+
+			"fails."), nil
 	}
 	return ok("The server is a primary."), nil
 }
@@ -79,21 +85,25 @@ func (e *examination) lookAtIsolation(ctx context.Context, tx pgx.Tx) ([]Finding
 	}
 	return warning("Reset it for the role of the programs, and begin the transactions that need it with their own level:\n"+
 		reset("default_transaction_isolation"),
-		"default_transaction_isolation is %s: calls for the same bucket conflict, are made again, and may fail with ErrContended.", level), nil
+		"default_transaction_isolation is %s: calls for the same bucket conflict, are made again, and may fail with "+
+			"ErrContended.", level), nil
 }
 
 // lookAtSearchPath checks whether the search_path of a session names a schema before pg_catalog.
 func (e *examination) lookAtSearchPath(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
 	var path string // the default of the session; the transaction has another search_path
-	if err := tx.QueryRow(ctx, `SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'search_path'`).Scan(&path); err != nil {
+	if err := tx.QueryRow(ctx,
+		`SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'search_path'`).Scan(&path); err != nil {
 		return nil, err
 	}
 	isCatalog := func(name string) bool { return strings.Trim(name, ` "`) == "pg_catalog" }
 	if slices.IndexFunc(strings.Split(path, ","), isCatalog) <= 0 {
 		return ok("No schema comes before pg_catalog in the search_path."), nil
 	}
-	return warning("Leave pg_catalog out of the search_path, so that it comes first. If the role sets it:\n"+reset("search_path"),
-		"The search_path is %s: statements of the limiter call functions and operators of the schemas before pg_catalog, if they have the same names.", path), nil
+	return warning("Leave pg_catalog out of the search_path, so that it comes first. If the role sets it:\n"+
+		reset("search_path"),
+		"The search_path is %s: statements of the limiter call functions and operators of the schemas before pg_catalog, "+
+			"if they have the same names.", path), nil
 }
 
 // lookAtClock compares the clock of the server, which decides, with the clock of this machine.
@@ -111,14 +121,18 @@ func (e *examination) lookAtClock(ctx context.Context, tx pgx.Tx) ([]Finding, er
 	}
 	within, direction := trip/2, "ahead of"
 	if offset.Abs()-within <= maxClockOffset {
-		return ok("The clocks of the server and of this machine differ by %v, plus or minus %v.", offset.Abs().Round(time.Microsecond), within.Round(time.Microsecond)), nil
+		return ok("The clocks of the server and of this machine differ by %v, plus or minus %v.",
+			offset.Abs().Round(time.Microsecond), within.Round(time.Microsecond)), nil
 	}
 	if offset < 0 {
 		direction = "behind"
 	}
-	return warning("Set both clocks by NTP, for example with chrony. A clock that was ahead leaves rows in the future, which are corrected by themselves.",
-		"The clock of the server is %v %s the clock of this machine, plus or minus %v. The server's clock decides; the times that a program logs are its own, "+
-			"and without a rules.Set it decides by them when a pause ends.", offset.Abs().Round(time.Millisecond), direction, within.Round(time.Millisecond)), nil
+	return warning("Set both clocks by NTP, for example with chrony. A clock that was ahead leaves rows in the future, "+
+		"which are corrected by themselves.",
+		"The clock of the server is %v %s the clock of this machine, plus or minus %v. The server's clock decides; the "+
+			"times that a program logs are its own, "+
+			"and without a rules.Set it decides by them when a pause ends.", offset.Abs().Round(time.Millisecond), direction,
+		within.Round(time.Millisecond)), nil
 }
 
 // lookAtDurability checks the settings that decide whether commits survive a loss of power.

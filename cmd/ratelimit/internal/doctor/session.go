@@ -56,7 +56,9 @@ func (e *examination) read(ctx context.Context, use func(ctx context.Context, tx
 }
 
 // readOn is read on a connection.
-func (e *examination) readOn(ctx context.Context, conn *pgx.Conn, use func(ctx context.Context, tx pgx.Tx) error) (err error) {
+func (e *examination) readOn(ctx context.Context, conn *pgx.Conn,
+	use func(ctx context.Context, tx pgx.Tx) error,
+) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*e.config.Timeout) // for a server that does not answer at all
 	defer cancel()
 	tx, err := conn.BeginTx(ctx, pgx.TxOptions{AccessMode: pgx.ReadOnly})
@@ -65,7 +67,8 @@ func (e *examination) readOn(ctx context.Context, conn *pgx.Conn, use func(ctx c
 	}
 	defer func() { err = errors.Join(err, tx.Rollback(context.WithoutCancel(ctx))) }()
 	// Otherwise the search_path of a role could make the checks call other functions and operators than Postgres's.
-	settings := "SET LOCAL search_path = pg_catalog; SET LOCAL statement_timeout = " + strconv.FormatInt(max(e.config.Timeout.Milliseconds(), 1), 10)
+	settings := "SET LOCAL search_path = pg_catalog; SET LOCAL statement_timeout = " +
+		strconv.FormatInt(max(e.config.Timeout.Milliseconds(), 1), 10)
 	if _, err := tx.Exec(ctx, settings, pgx.QueryExecModeSimpleProtocol); err != nil {
 		return err
 	}
@@ -86,7 +89,8 @@ func reason(err error) string {
 		return "no answer in time"
 	case errors.As(err, &network):
 		return network.Err.Error()
-	case strings.Contains(err.Error(), "tls") || strings.Contains(err.Error(), "TLS") || strings.Contains(err.Error(), "x509"):
+	case strings.Contains(err.Error(), "tls") || strings.Contains(err.Error(), "TLS") ||
+		strings.Contains(err.Error(), "x509"):
 		return "TLS failed; see sslmode and sslrootcert of the connection string"
 	}
 	return "the connection was lost, or is not one of Postgres"
@@ -97,7 +101,8 @@ func (e *examination) trouble(check string, err error) Finding {
 	f := Finding{Check: check, Level: Warning, Says: "This could not be looked at: " + reason(err) + "."}
 	switch {
 	case pgerr.Code(err) == pgerr.InsufficientPrivilege:
-		f.Level, f.Do = Note, "Grant the privileges of the check grants, or connect as a role that can see it, such as a member of pg_monitor."
+		f.Level, f.Do = Note, "Grant the privileges of the check grants, or connect as a role that can see it, such as a "+
+			"member of pg_monitor."
 	case pgerr.IsMissing(err):
 		f.Level, f.Do = Note, "First correct the finding of the check migrations."
 	case pgerr.Code(err) == pgerr.QueryCanceled:

@@ -67,7 +67,8 @@ func (e *examination) stored(ctx context.Context, tx pgx.Tx) ([]stored, error) {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (s stored, err error) {
-		err = row.Scan(&s.table, &s.name, &s.unlogged, &s.bytes, &s.settings, &s.noVacuum, &s.counted, &s.live, &s.dead, &s.updates, &s.hot, &s.small)
+		err = row.Scan(&s.table, &s.name, &s.unlogged, &s.bytes, &s.settings, &s.noVacuum, &s.counted, &s.live, &s.dead,
+			&s.updates, &s.hot, &s.small)
 		return s, err
 	})
 }
@@ -75,13 +76,16 @@ func (e *examination) stored(ctx context.Context, tx pgx.Tx) ([]stored, error) {
 // lookAtStorage compares the storage of the tables with the migrations.
 func (e *examination) lookAtStorage(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	var vacuum, counts bool
-	err = tx.QueryRow(ctx, `SELECT current_setting('autovacuum')::boolean, current_setting('track_counts')::boolean`).Scan(&vacuum, &counts)
+	err = tx.QueryRow(ctx,
+		`SELECT current_setting('autovacuum')::boolean, current_setting('track_counts')::boolean`).Scan(&vacuum, &counts)
 	if err != nil {
 		return found, err
 	}
 	if !vacuum || !counts {
-		found = fault("Run as a superuser:\nALTER SYSTEM SET autovacuum = on;\nALTER SYSTEM SET track_counts = on;\nSELECT pg_reload_conf();",
-			"Autovacuum is off for the whole server (autovacuum or track_counts): buckets grow with every Take, and calls become slow.")
+		found = fault("Run as a superuser:\nALTER SYSTEM SET autovacuum = on;\nALTER SYSTEM SET track_counts = on;\nSELECT "+
+			"pg_reload_conf();",
+			"Autovacuum is off for the whole server (autovacuum or track_counts): buckets grow with every Take, and calls "+
+				"become slow.")
 	}
 	tables, err := e.stored(ctx, tx)
 	if err != nil {
@@ -97,7 +101,8 @@ func (e *examination) lookAtStorage(ctx context.Context, tx pgx.Tx) (found []Fin
 	found = append(found, whole...)
 	if i := slices.IndexFunc(tables, stored.lacksPages); i >= 0 {
 		found = append(found, warning("Run ratelimit migrate up, or migrations.Up in a program.",
-			"%s has less than %d pages, because it was restored, truncated or rewritten: calls may read all of it, also while it grows.",
+			"%s has less than %d pages, because it was restored, truncated or rewritten: calls may read all of it, also while "+
+				"it grows.",
 			tables[i].name, migrations.MinPages)...)
 	}
 	if len(found) == 0 {
@@ -127,7 +132,8 @@ func wholePages(ctx context.Context, tx pgx.Tx, tables []stored) ([]Finding, err
 		return nil, err
 	}
 	return note("Run as a superuser:\nALTER SYSTEM SET wal_compression = "+method+";\nSELECT pg_reload_conf();",
-		"wal_compression is off, and the buckets take %d MB: after each checkpoint, the first Take on a page writes 4 kB of log instead of a quarter of that.",
+		"wal_compression is off, and the buckets take %d MB: after each checkpoint, the first Take on a page writes 4 kB "+
+			"of log instead of a quarter of that.",
 		bytes>>20), nil
 }
 
@@ -145,11 +151,13 @@ func few(found []Finding) []Finding {
 // lookAtSettings compares the storage parameters of a table with the migrations.
 func (s *stored) lookAtSettings() (found []Finding) {
 	if s.noVacuum {
-		found = append(found, fault("Run as the owner of the table:\nALTER TABLE "+s.name+" RESET (autovacuum_enabled);\nVACUUM "+s.name+";",
+		found = append(found, fault("Run as the owner of the table:\nALTER TABLE "+s.name+
+			" RESET (autovacuum_enabled);\nVACUUM "+s.name+";",
 			"Autovacuum is off for %s: it grows with every Take, and calls become slow.", s.name)...)
 	}
 	if s.unlogged {
-		found = append(found, note("If this is not intended, run as the owner of the table, which is locked meanwhile:\nALTER TABLE "+s.name+" SET LOGGED;",
+		found = append(found, note("If this is not intended, run as the owner of the table, which is locked "+
+			"meanwhile:\nALTER TABLE "+s.name+" SET LOGGED;",
 			"%s is UNLOGGED: a crash of the server empties it, and a standby does not have it.", s.name)...)
 	}
 	var differs, wanted []string
@@ -168,9 +176,11 @@ func (s *stored) lookAtSettings() (found []Finding) {
 		}
 	}
 	if len(differs) > 0 {
-		found = append(found, warning("Run as the owner of the table; full pages get room when their rows change:\nALTER TABLE "+s.name+
+		found = append(found, warning("Run as the owner of the table; full pages get room when their rows change:\nALTER "+
+			"TABLE "+s.name+
 			" SET ("+strings.Join(wanted, ", ")+");",
-			"%s has %s: updates find no room on their page and write to the index, or dead rows stay for longer.", s.name, strings.Join(differs, ", "))...)
+			"%s has %s: updates find no room on their page and write to the index, or dead rows stay for longer.", s.name,
+			strings.Join(differs, ", "))...)
 	}
 	return found
 }
@@ -188,9 +198,11 @@ func (e *examination) lookAtHot(ctx context.Context, tx pgx.Tx) (found []Finding
 		}
 		updates, hot = updates+s.updates, hot+s.hot
 		if share := float64(s.hot) / float64(s.updates); s.updates >= minUpdates && share < minHotShare {
-			found = append(found, warning("Correct the findings of the checks storage and transactions, and then reset the statistics as a superuser:\n"+
+			found = append(found, warning("Correct the findings of the checks storage and transactions, and then reset the "+
+				"statistics as a superuser:\n"+
 				"SELECT pg_stat_reset_single_table_counters("+literal(s.name)+"::regclass);",
-				"%.0f %% of the %d updates of %s wrote to the index, of which few should: their page had no room, or an open transaction kept the dead rows on it.",
+				"%.0f %% of the %d updates of %s wrote to the index, of which few should: their page had no room, or an open "+
+					"transaction kept the dead rows on it.",
 				100*(1-share), s.updates, s.name)...)
 		}
 	}
@@ -215,12 +227,15 @@ func (e *examination) lookAtBloat(ctx context.Context, tx pgx.Tx) (found []Findi
 		bytes, live = bytes+s.bytes, live+s.live
 		switch each := s.bytes / max(s.live, 1); {
 		case s.dead > maxDead+s.live:
-			found = append(found, warning("Correct the findings of the checks storage and transactions, and then run as the owner of the table:\nVACUUM "+s.name+";",
+			found = append(found, warning("Correct the findings of the checks storage and transactions, and then run as the "+
+				"owner of the table:\nVACUUM "+s.name+";",
 				"%s has %d dead rows and %d live ones: autovacuum does not keep up.", s.name, s.dead, s.live)...)
 		case s.counted && s.bytes > minBloat && each > maxRowBytes:
-			found = append(found, warning("New rows use the free space. To return it to the system, run as the owner of the table when there are few calls, because it locks the table:\n"+
+			found = append(found, warning("New rows use the free space. To return it to the system, run as the owner of the "+
+				"table when there are few calls, because it locks the table:\n"+
 				"VACUUM FULL "+s.name+";",
-				"%s has %d MiB for %d rows, which is %d bytes each: it was larger, or dead rows stayed for long.", s.name, s.bytes>>20, s.live, each)...)
+				"%s has %d MiB for %d rows, which is %d bytes each: it was larger, or dead rows stayed for long.", s.name,
+				s.bytes>>20, s.live, each)...)
 		}
 	}
 	if len(found) == 0 {

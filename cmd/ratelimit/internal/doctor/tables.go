@@ -37,7 +37,11 @@ func knownTables() []table {
 	keepsPages := setting{"vacuum_truncate", "off"}
 	return []table{
 		{"buckets", "name, key, shard", nil, append(updated("0.05"), keepsPages)},
-		{"leases", "name, key, fence", []string{"leases_released (name) WHERE (slots = 0)"}, append([]setting{{"fillfactor", "70"}}, append(updated("0.05")[1:], keepsPages)...)},
+		{
+			"leases", "name, key, fence",
+			[]string{"leases_released (name) WHERE (slots = 0)"},
+			append([]setting{{"fillfactor", "70"}}, append(updated("0.05")[1:], keepsPages)...),
+		},
 		{"reservations", "id", []string{"reservations_expires (expires_us)"}, []setting{{"fillfactor", "70"}, keepsPages}},
 		{"fingerprint", "id", nil, nil},
 		{"upstreams", "name, key", nil, updated("0")},

@@ -8,7 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// lookAtTransactions finds the open transactions, prepared transactions, replication slots and standbys that keep dead rows.
+// lookAtTransactions finds the open transactions, prepared transactions, replication slots and standbys that keep dead
+// rows.
 func (e *examination) lookAtTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	for _, look := range []func(context.Context, pgx.Tx) ([]Finding, error){
 		e.openTransactions, e.preparedTransactions, e.heldSlots, e.standbys, hiddenTransactions,
@@ -25,9 +26,9 @@ func (e *examination) lookAtTransactions(ctx context.Context, tx pgx.Tx) (found 
 	return found, nil
 }
 
-// openTransactions returns the sessions whose transaction is too old and keeps dead rows, the oldest first. In this database these
-// are sessions with a snapshot. In other databases they are sessions that have written, because later snapshots here begin
-// with them. A vacuum keeps none.
+// openTransactions returns the sessions whose transaction is too old and keeps dead rows, the oldest first. In this
+// database these are sessions with a snapshot. In other databases they are sessions that have written, because later
+// snapshots here begin with them. A vacuum keeps none.
 func (e *examination) openTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	rows, err := tx.Query(ctx, `
 		SELECT a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''),
@@ -51,9 +52,11 @@ func (e *examination) openTransactions(ctx context.Context, tx pgx.Tx) (found []
 		if database != "" {
 			by += fmt.Sprintf(", in the database %q", database)
 		}
-		found = append(found, warning("End it in the program, or here, and set idle_in_transaction_session_timeout for the role:\n"+
+		found = append(found, warning("End it in the program, or here, and set idle_in_transaction_session_timeout for the "+
+			"role:\n"+
 			fmt.Sprintf("SELECT pg_terminate_backend(%d);", pid),
-			"A transaction has been open for %v: in process %d%s, of the role %q, which is %s. Until it ends, dead rows stay and buckets grow.",
+			"A transaction has been open for %v: in process %d%s, of the role %q, which is %s. Until it ends, dead rows stay "+
+				"and buckets grow.",
 			age(seconds), pid, by, user, state)...)
 		return nil
 	})
@@ -80,8 +83,10 @@ func (e *examination) preparedTransactions(ctx context.Context, tx pgx.Tx) (foun
 	var id, owner, database string
 	var seconds float64
 	_, err = pgx.ForEachRow(rows, []any{&id, &owner, &seconds, &database}, func() error {
-		found = append(found, warning(fmt.Sprintf("Ask its coordinator, or run as its owner, in the database %q:\nROLLBACK PREPARED %s;", database, literal(id)),
-			"A transaction of the role %q was prepared %v ago, and neither committed nor rolled back. Until it ends, dead rows stay and buckets grow.",
+		found = append(found, warning(fmt.Sprintf("Ask its coordinator, or run as its owner, in the database %q:\nROLLBACK "+
+			"PREPARED %s;", database, literal(id)),
+			"A transaction of the role %q was prepared %v ago, and neither committed nor rolled back. Until it ends, dead "+
+				"rows stay and buckets grow.",
 			owner, age(seconds))...)
 		return nil
 	})
@@ -104,7 +109,8 @@ func (e *examination) heldSlots(ctx context.Context, tx pgx.Tx) (found []Finding
 		if active {
 			how = "which is in use"
 		}
-		found = append(found, warning("End long queries on its standby, or if the slot is no longer needed, run as a superuser:\n"+
+		found = append(found, warning("End long queries on its standby, or if the slot is no longer needed, run as a "+
+			"superuser:\n"+
 			"SELECT pg_drop_replication_slot("+literal(name)+");",
 			"The replication slot %q, %s, keeps dead rows of the last %d transactions.", name, how, behind)...)
 		return nil
@@ -112,7 +118,8 @@ func (e *examination) heldSlots(ctx context.Context, tx pgx.Tx) (found []Finding
 	return found, err
 }
 
-// standbys returns the standbys without a slot that keep dead rows here for their queries, because hot_standby_feedback is on there.
+// standbys returns the standbys without a slot that keep dead rows here for their queries, because hot_standby_feedback
+// is on there.
 func (e *examination) standbys(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	rows, err := tx.Query(ctx, `
 		SELECT coalesce(application_name, ''), coalesce(host(client_addr), 'an unknown address'), age(backend_xmin)::bigint
@@ -123,8 +130,10 @@ func (e *examination) standbys(ctx context.Context, tx pgx.Tx) (found []Finding,
 	var name, address string
 	var behind int64
 	_, err = pgx.ForEachRow(rows, []any{&name, &address, &behind}, func() error {
-		found = append(found, warning("End long queries on the standby. Or turn hot_standby_feedback off there, and vacuum here may cancel its queries.",
-			"The standby %.40q at %s has hot_standby_feedback, and keeps dead rows of the last %d transactions.", name, address, behind)...)
+		found = append(found, warning("End long queries on the standby. Or turn hot_standby_feedback off there, and vacuum "+
+			"here may cancel its queries.",
+			"The standby %.40q at %s has hot_standby_feedback, and keeps dead rows of the last %d transactions.", name, address,
+			behind)...)
 		return nil
 	})
 	return found, err
@@ -141,6 +150,7 @@ func hiddenTransactions(ctx context.Context, tx pgx.Tx) (found []Finding, err er
 	if err != nil || hidden == 0 {
 		return nil, err
 	}
-	return note("Connect as a role that can, or run as a superuser:\nGRANT pg_read_all_stats TO "+pgx.Identifier{user}.Sanitize()+";",
+	return note("Connect as a role that can, or run as a superuser:\nGRANT pg_read_all_stats TO "+
+		pgx.Identifier{user}.Sanitize()+";",
 		"Other roles have %d open transactions, and the role %q cannot see how old they are.", hidden, user), nil
 }

@@ -79,7 +79,8 @@ func answerOf(d ratelimit.Decision) *answer {
 	a := &answer{Allowed: d.Allowed, RetryAfterMS: milliseconds(d.RetryAfter)}
 	for _, s := range d.States {
 		a.Limits = append(a.Limits, state{
-			s.Limit.Name(), s.Allowed, s.Remaining, milliseconds(s.RetryAfter), milliseconds(s.ResetAfter), s.Rule, string(s.Mode),
+			s.Limit.Name(), s.Allowed, s.Remaining, milliseconds(s.RetryAfter), milliseconds(s.ResetAfter), s.Rule,
+			string(s.Mode),
 		})
 	}
 	return a
@@ -200,7 +201,8 @@ func decode(body io.Reader) (*call, error) {
 	case errors.As(err, &syntax):
 		return nil, fmt.Errorf("the body is not JSON: %w", err)
 	case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
-		return nil, errors.New(`the body is empty or ends early; send a call such as {"requests":[{"limit":"messages","key":"ada"}]}`)
+		return nil,
+			errors.New(`the body is empty or ends early; send a call such as {"requests":[{"limit":"messages","key":"ada"}]}`)
 	case err != nil:
 		return nil, fmt.Errorf("the body: %w", err)
 	}
@@ -244,9 +246,11 @@ func (s *Server) requests(c *call) ([]ratelimit.Request, error) {
 		switch {
 		case !known:
 			if s.unknown.IsFirst(string(a.Limit)) {
-				s.config.Logger.Warn("serve: a program asks for a limit without a stored rule", slog.String("limit", fmt.Sprintf("%.80s", a.Limit)))
+				s.config.Logger.Warn("serve: a program asks for a limit without a stored rule",
+					slog.String("limit", fmt.Sprintf("%.80s", a.Limit)))
 			}
-			return nil, fmt.Errorf("request %d: no rule is stored for the limit %.80q; store one with ratelimit rules apply", i, a.Limit)
+			return nil, fmt.Errorf("request %d: no rule is stored for the limit %.80q; store one with ratelimit rules apply", i,
+				a.Limit)
 		case a.ways() != 1:
 			return nil, fmt.Errorf("request %d: it needs one of key, address, or global: true for the shared bucket", i)
 		case a.Global:
@@ -271,15 +275,16 @@ func (s *Server) requests(c *call) ([]ratelimit.Request, error) {
 	return requests, nil
 }
 
-// checkPlan returns an error for a plan that no stored rule has, if there are rules for other plans: its name may be misspelled.
-// A plan with a rule for another limit passes, because a limit may have one rule for several plans.
+// checkPlan returns an error for a plan that no stored rule has, if there are rules for other plans: its name may be
+// misspelled. A plan with a rule for another limit passes, because a limit may have one rule for several plans.
 func (s *Server) checkPlan(plan string) error {
 	plans := s.set.Plans()
 	if plan == "" || len(plans) == 0 || slices.Contains(plans, plan) {
 		return nil
 	}
 	some := strings.Join(plans[:min(len(plans), 20)], ", ")
-	return fmt.Errorf("no stored rule has the plan %.80q; the rules have %s; leave plan out for the rule without a plan", plan, some)
+	return fmt.Errorf("no stored rule has the plan %.80q; the rules have %s; leave plan out for the rule without a plan",
+		plan, some)
 }
 
 // refuse answers an error of the Limiter.
@@ -289,7 +294,10 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &limited):
 		f := httplimit.NewRefusal(limited.Decision)
 		f.SetFields(w.Header())
-		send(w, f.Status, problemJSON, refusal{f.Type, f.Title, f.Status, f.Detail, f.Violated, f.Rules, answerOf(limited.Decision)})
+		send(w, f.Status, problemJSON, refusal{
+			f.Type, f.Title, f.Status, f.Detail, f.Violated, f.Rules,
+			answerOf(limited.Decision),
+		})
 	case fault == guard.TooCostly:
 		problem(w, http.StatusRequestEntityTooLarge, err.Error())
 	case ofRequest, guard.IsMisuse(err), errors.Is(err, ratelimit.ErrNoReservations):
@@ -317,7 +325,10 @@ const problemJSON = "application/problem+json"
 
 // problem answers with a problem (RFC 9457).
 func problem(w http.ResponseWriter, code int, detail string) {
-	send(w, code, problemJSON, map[string]any{"type": "about:blank", "title": http.StatusText(code), "status": code, "detail": detail})
+	send(w, code, problemJSON, map[string]any{
+		"type": "about:blank", "title": http.StatusText(code), "status": code,
+		"detail": detail,
+	})
 }
 
 func send(w http.ResponseWriter, code int, contentType string, body any) {

@@ -34,7 +34,8 @@ func (s *Server) underOwnName(next http.Handler) http.Handler {
 	}
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !isOwnName(r.Host, s.config.Hosts) {
-			problem(w, http.StatusMisdirectedRequest, fmt.Sprintf("without --token-file, requests have to name this machine, such as "+
+			problem(w, http.StatusMisdirectedRequest, fmt.Sprintf("without --token-file, requests have to name this machine, "+
+				"such as "+
 				"localhost, and not %.80q; add --host for other names, or --token-file", r.Host))
 			return
 		}

@@ -40,7 +40,8 @@ func (s *secrets) equal(o *secrets) bool {
 	if s.certificate == nil || o.certificate == nil {
 		return s.certificate == o.certificate && slices.Equal(s.tokens, o.tokens)
 	}
-	return slices.Equal(s.tokens, o.tokens) && slices.EqualFunc(s.certificate.Certificate, o.certificate.Certificate, slices.Equal)
+	return slices.Equal(s.tokens, o.tokens) && slices.EqualFunc(s.certificate.Certificate, o.certificate.Certificate,
+		slices.Equal)
 }
 
 // isToken reports whether a text is one of the tokens, in a time that does not depend on it.
@@ -71,11 +72,13 @@ func (s *Server) reread(ctx context.Context) {
 	}
 	read, err := s.config.Reread()
 	if err != nil {
-		s.config.Logger.WarnContext(ctx, "serve: the tokens and the certificate stay as they are", slog.String("error", err.Error()))
+		s.config.Logger.WarnContext(ctx, "serve: the tokens and the certificate stay as they are",
+			slog.String("error", err.Error()))
 		return
 	}
 	if next := secretsOf(read); !next.equal(s.secrets.Load()) {
 		s.secrets.Store(next)
-		s.config.Logger.InfoContext(ctx, "serve: read other tokens or another certificate", slog.Int("tokens", len(next.tokens)))
+		s.config.Logger.InfoContext(ctx, "serve: read other tokens or another certificate",
+			slog.Int("tokens", len(next.tokens)))
 	}
 }

@@ -52,7 +52,9 @@ type watchedHealth struct {
 }
 
 // Check implements the health service.
-func (h watchedHealth) Check(ctx context.Context, r *healthv1.HealthCheckRequest) (*healthv1.HealthCheckResponse, error) {
+func (h watchedHealth) Check(ctx context.Context,
+	r *healthv1.HealthCheckRequest,
+) (*healthv1.HealthCheckResponse, error) {
 	known, err := h.Server.Check(ctx, r)
 	if err == nil {
 		known.Status = statusOf(h.server.ready(ctx))

@@ -1,5 +1,5 @@
-// Package serve answers gateways and programs in other languages: over gRPC, with the rate limit service of Envoy, and over HTTP,
-// with a small JSON API, the admin page and metrics.
+// Package serve answers gateways and programs in other languages: over gRPC, with the rate limit service of Envoy, and
+// over HTTP, with a small JSON API, the admin page and metrics.
 package serve
 
 import (
@@ -100,11 +100,15 @@ func New(ctx context.Context, config Config) (*Server, error) {
 	if err := s.set.Load(ctx); err != nil {
 		return nil, err
 	}
-	if s.counter, err = refusals.New(config.Pool, refusals.Config{Schema: config.Schema, Keys: true, Logger: config.Logger}); err != nil {
+	if s.counter, err = refusals.New(config.Pool, refusals.Config{
+		Schema: config.Schema, Keys: true,
+		Logger: config.Logger,
+	}); err != nil {
 		return nil, err
 	}
 	s.limiter, err = ratelimit.New(config.Pool, ratelimit.Config{
-		Schema: config.Schema, HashKey: config.HashKey, Policies: s.set, Refused: s.counter.Refused, Allowed: s.counter.Allowed,
+		Schema: config.Schema, HashKey: config.HashKey, Policies: s.set, Refused: s.counter.Refused,
+		Allowed: s.counter.Allowed,
 		Observer: ratelimit.Observers(counts, settlements{}, s.counter, sloglimit.New(sloglimit.Config{
 			Logger: config.Logger, Refused: slog.LevelDebug, Failed: slog.LevelDebug, // the handlers write failures
 		})),
@@ -123,7 +127,8 @@ func New(ctx context.Context, config Config) (*Server, error) {
 func (s *Server) makeHTTP(counts *promlimit.Observer) error {
 	page, err := admin.New(s.limiter, s.set, admin.Config{
 		Pool: s.config.Pool, Logger: s.config.Logger,
-		Authorize: func(*http.Request) (admin.Identity, error) { return admin.Identity{Name: "serve"}, nil }, // behind the tokens
+		// behind the tokens
+		Authorize: func(*http.Request) (admin.Identity, error) { return admin.Identity{Name: "serve"}, nil },
 	})
 	if err != nil {
 		return err
@@ -139,14 +144,17 @@ func (s *Server) makeHTTP(counts *promlimit.Observer) error {
 	handle(closed, http.MethodGet, "/metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	closed.Handle("/limits/", http.StripPrefix("/limits", page))
 	closed.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) {
-		problem(w, http.StatusNotFound, "there are POST /v1/take, /v1/check, /v1/reserve and /v1/settle, and GET /limits/, /metrics and /healthz")
+		problem(w, http.StatusNotFound, "there are POST /v1/take, /v1/check, /v1/reserve and /v1/settle, and GET /limits/, "+
+			"/metrics and /healthz")
 	})
 	open := http.NewServeMux()
 	handle(open, http.MethodGet, "/healthz", http.HandlerFunc(s.healthz))
 	open.Handle("/", s.underOwnName(s.authorize(closed)))
 	s.http = &http.Server{
-		Handler: fromOwnSite(open), TLSConfig: s.tls(), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: patience, ReadTimeout: patience,
-		WriteTimeout: 2 * patience, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn),
+		Handler: fromOwnSite(open), TLSConfig: s.tls(), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: patience,
+		ReadTimeout:  patience,
+		WriteTimeout: 2 * patience, IdleTimeout: 2 * time.Minute,
+		ErrorLog: slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn),
 	}
 	return nil
 }
@@ -181,7 +189,8 @@ func (s *Server) makeGRPC() error {
 		return err
 	}
 	options := []grpc.ServerOption{
-		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeader), grpc.ConnectionTimeout(patience), grpc.UnaryInterceptor(s.authorizeCall),
+		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxHeaderListSize(maxHeader), grpc.ConnectionTimeout(patience),
+		grpc.UnaryInterceptor(s.authorizeCall),
 	}
 	if secured := s.tls(); secured != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(secured)))
@@ -201,7 +210,8 @@ func (s *Server) Run(ctx context.Context, web, gateways net.Listener) error {
 	running.Go(func() { s.watch(background) })
 	running.Go(func() {
 		if err := s.counter.Run(background); err != nil {
-			s.config.Logger.WarnContext(ctx, "serve: the last refusals are not counted", slog.String("error", telemetry.ErrorText(err)))
+			s.config.Logger.WarnContext(ctx, "serve: the last refusals are not counted",
+				slog.String("error", telemetry.ErrorText(err)))
 		}
 	})
 	failed := make(chan error, 2)
@@ -258,7 +268,8 @@ func (s *Server) authorize(next http.Handler) http.Handler {
 		if !s.isToken(password) {
 			w.Header().Add("WWW-Authenticate", "Bearer")
 			w.Header().Add("WWW-Authenticate", `Basic realm="ratelimit"`)
-			problem(w, http.StatusUnauthorized, "send one of the tokens of --token-file: as Authorization: Bearer, or as the password of any user")
+			problem(w, http.StatusUnauthorized, "send one of the tokens of --token-file: as Authorization: Bearer, or as the "+
+				"password of any user")
 			return
 		}
 		next.ServeHTTP(w, r)
@@ -266,12 +277,15 @@ func (s *Server) authorize(next http.Handler) http.Handler {
 }
 
 // authorizeCall passes on calls with a token. Health needs none.
-func (s *Server) authorizeCall(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (s *Server) authorizeCall(ctx context.Context, request any, info *grpc.UnaryServerInfo,
+	handler grpc.UnaryHandler,
+) (any, error) {
 	values := metadata.ValueFromIncomingContext(ctx, "authorization")
 	if strings.HasPrefix(info.FullMethod, "/grpc.health.v1.Health/") || s.isToken(bearer(values)) {
 		return handler(ctx, request)
 	}
-	return nil, status.Error(codes.Unauthenticated, "send one of the tokens of --token-file in the metadata authorization, as Bearer")
+	return nil, status.Error(codes.Unauthenticated, "send one of the tokens of --token-file in the metadata "+
+		"authorization, as Bearer")
 }
 
 // bearer returns the only bearer token, or "".

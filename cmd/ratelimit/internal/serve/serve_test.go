@@ -116,8 +116,8 @@ func TestRun(t *testing.T) {
 	require.Error(t, <-ended)
 }
 
-// TestHealthWithoutDatabase expects that both health checks know that no call can be decided, and that the log has one line
-// for a call that failed, of the handler and not of sloglimit, too.
+// TestHealthWithoutDatabase expects that both health checks know that no call can be decided, and that the log has one
+// line for a call that failed, of the handler and not of sloglimit, too.
 func TestHealthWithoutDatabase(t *testing.T) {
 	t.Parallel()
 	testsize.Long(t, "it waits for the next look at the database")

@@ -36,7 +36,8 @@ func newAsks(config *Config) (*asks, *rules.Set, error) {
 		file.Tiers = rules.TierSet{Match: rules.MatchAll, Tiers: []rules.Tier{tier}}
 	}
 	if len(file.Tiers.Tiers) == 0 {
-		return nil, nil, fmt.Errorf("%w: the rules have no tiers, which say who is asked; add some, or say by what attribute, such as address",
+		return nil, nil, fmt.Errorf("%w: the rules have no tiers, which say who is asked; add some, or say by what "+
+			"attribute, such as address",
 			ErrInvalidConfig)
 	}
 	set, err := rules.SetOf(file)
@@ -47,12 +48,14 @@ func newAsks(config *Config) (*asks, *rules.Set, error) {
 	for _, t := range file.Tiers.Tiers {
 		policies := policiesOf(&file, t.Limit)
 		if len(policies) == 0 {
-			return nil, nil, fmt.Errorf("%w: a tier names the limit %q, and there is no rule for it; add one, as the definitions in a program are not known here",
+			return nil, nil, fmt.Errorf("%w: a tier names the limit %q, and there is no rule for it; add one, as the "+
+				"definitions in a program are not known here",
 				ErrInvalidConfig, t.Limit)
 		}
 		for _, p := range policies {
 			if _, isSlots := p.(ratelimit.Concurrency); isSlots {
-				return nil, nil, fmt.Errorf("%w: a tier names the limit %q, which is of slots; a log does not say how long they are held: leave the tier out",
+				return nil, nil, fmt.Errorf("%w: a tier names the limit %q, which is of slots; a log does not say how long they "+
+					"are held: leave the tier out",
 					ErrInvalidConfig, t.Limit)
 			}
 		}
@@ -77,7 +80,8 @@ func newAsks(config *Config) (*asks, *rules.Set, error) {
 	}
 	a := &asks{config: config, site: site, routes: routes, wanted: wanted, plans: plansOf(&file)}
 	if config.Plan != "" && !a.plans[config.Plan] {
-		return nil, nil, fmt.Errorf("%w: no rule of these limits is for the plan %.80q; there are rules for %s", ErrInvalidConfig, config.Plan,
+		return nil, nil, fmt.Errorf("%w: no rule of these limits is for the plan %.80q; there are rules for %s",
+			ErrInvalidConfig, config.Plan,
 			cmp.Or(strings.Join(slices.Sorted(maps.Keys(a.plans)), ", "), "no plan, so leave it out"))
 	}
 	a.stated = a.statedBy
@@ -157,7 +161,8 @@ func (a *asks) of(r *record) ([]ratelimit.Request, error) {
 // plan returns the plan of a line.
 func (a *asks) plan(r *record) string { return cmp.Or(r.plan, a.config.Plan) }
 
-var errAddresses = errors.New("it has a list of addresses, of which the client's is not known here; log the one that the program takes")
+var errAddresses = errors.New("it has a list of addresses, of which the client's is not known here; log the one that " +
+	"the program takes")
 
 // network returns the key of the client at an address, and other text unchanged, which the Site refuses where a key
 // needs it.

@@ -102,7 +102,8 @@ func (c counts) reports() []LimitReport {
 	return reports
 }
 
-// top returns the n keys with the most refusals. Of keys with as many refusals, the key that was refused first comes first.
+// top returns the n keys with the most refusals. Of keys with as many refusals, the key that was refused first comes
+// first.
 func (c counts) top(n int) []KeyReport {
 	var all []*KeyReport
 	for _, of := range c {

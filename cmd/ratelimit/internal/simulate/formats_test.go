@@ -49,7 +49,8 @@ func seen(t testing.TB, config simulate.Config, line string) (at time.Time, attr
 	return at, strings.Join(said, " "), ""
 }
 
-// TestFormats reads lines of testdata/formats.txt, all of noon, and compares their attributes with the file. -update writes them.
+// TestFormats reads lines of testdata/formats.txt, all of noon, and compares their attributes with the file. -update
+// writes them.
 func TestFormats(t *testing.T) {
 	t.Parallel()
 	noon := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)

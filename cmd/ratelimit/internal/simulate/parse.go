@@ -47,7 +47,10 @@ type fieldPath []string
 // newParser returns a parser. names are the names of JSON fields by attribute, and wanted are other attributes.
 func newParser(format Format, names map[string]string, wanted []string) *parser {
 	p := &parser{format: format, wanted: wanted, paths: make(map[string][]fieldPath)}
-	for _, attribute := range append([]string{"time", "address", "user", "tenant", "plan", "method", "path", "route", "request"}, wanted...) {
+	for _, attribute := range append([]string{
+		"time", "address", "user", "tenant", "plan", "method", "path", "route",
+		"request",
+	}, wanted...) {
 		found := fieldsOf(attribute, names)
 		var paths []fieldPath
 		for _, name := range found {
@@ -333,7 +336,8 @@ func (p *parser) parseJSON(line string) error {
 		return fmt.Errorf("it has no field for the time; there may be %s", strings.Join(names, ", "))
 	}
 	var ok bool
-	if r.at, ok = p.instant(text, time.RFC3339Nano, commonTime, "2006-01-02T15:04:05Z0700", "2006-01-02 15:04:05Z07:00", "2006-01-02T15:04:05", time.DateTime); !ok {
+	if r.at, ok = p.instant(text, time.RFC3339Nano, commonTime, "2006-01-02T15:04:05Z0700", "2006-01-02 15:04:05Z07:00",
+		"2006-01-02T15:04:05", time.DateTime); !ok {
 		return errors.New("its time is neither RFC 3339 nor a number of seconds since 1970")
 	}
 	r.address, r.user, r.tenant, r.plan = field("address"), field("user"), field("tenant"), field("plan")

@@ -127,7 +127,8 @@ func (r *replay) tellRefused(line *held, refusal *ratelimit.Refusal, d *ratelimi
 		return nil
 	}
 	told := Refusal{
-		Time: line.record.at, Limit: refusal.Limit, Key: refusal.Key, Rule: refusal.Rule, Cost: refusal.Cost, Shadow: refusal.Shadow,
+		Time: line.record.at, Limit: refusal.Limit, Key: refusal.Key, Rule: refusal.Rule, Cost: refusal.Cost,
+		Shadow: refusal.Shadow,
 		Source: line.source.name, Line: line.number,
 	}
 	for i := range d.States { // tiers name a limit once

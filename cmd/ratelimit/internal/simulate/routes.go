@@ -24,7 +24,8 @@ func newRoutes(patterns []string, optional bool) (*routes, error) {
 	for _, pattern := range patterns {
 		err := r.add(pattern)
 		if err != nil && !optional {
-			return nil, fmt.Errorf("%w: the route %.80q: %w; write it as net/http.ServeMux does, such as GET /search/{id}", ErrInvalidConfig, pattern, err)
+			return nil, fmt.Errorf("%w: the route %.80q: %w; write it as net/http.ServeMux does, such as GET /search/{id}",
+				ErrInvalidConfig, pattern, err)
 		}
 	}
 	return r, nil
@@ -41,8 +42,8 @@ func (r *routes) add(pattern string) (err error) {
 	return nil
 }
 
-// of returns the route of a request: the pattern that matches it, or otherwise its method and path. A line without a request has
-// the route "-".
+// of returns the route of a request: the pattern that matches it, or otherwise its method and path. A line without a
+// request has the route "-".
 func (r *routes) of(method, target string) string {
 	path := pathOf(target)
 	asked := route{method, path}

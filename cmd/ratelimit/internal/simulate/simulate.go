@@ -126,7 +126,8 @@ func (r *replay) none() error {
 	for _, s := range r.merge.all {
 		if s.invalid.Count > 0 && s.latest.IsZero() {
 			first := s.invalid.First[0]
-			return fmt.Errorf("%w: line %d of %s: %s; say the format, or the names of the JSON fields, or write the log as JSON, a line each",
+			return fmt.Errorf("%w: line %d of %s: %s; say the format, or the names of the JSON fields, or write the log as "+
+				"JSON, a line each",
 				ErrUnreadable, first.Line, first.Source, first.Reason)
 		}
 	}
@@ -136,7 +137,8 @@ func (r *replay) none() error {
 			ErrUnasked, first.Line, first.Source, first.Reason)
 	}
 	if p := &r.report; p.Unlimited > 0 && p.Decided == 0 {
-		return fmt.Errorf("%w: no tier fits any of %d lines by its key, when and route; say the names of the JSON fields, or ask by what the lines have, such as address",
+		return fmt.Errorf("%w: no tier fits any of %d lines by its key, when and route; say the names of the JSON fields, "+
+			"or ask by what the lines have, such as address",
 			ErrUnasked, p.Unlimited)
 	}
 	return nil
@@ -159,7 +161,8 @@ func (c *Config) validate(sources []Source) error {
 	case c.IPv4Bits < 1 || c.IPv4Bits > 32:
 		return fmt.Errorf("%w: %d bits of an IPv4 address are to count; use 1 to 32", ErrInvalidConfig, c.IPv4Bits)
 	case c.IPv6Bits < 1 || c.IPv6Bits > 64:
-		return fmt.Errorf("%w: %d bits of an IPv6 address are to count; use 1 to 64; with more, one host has many buckets", ErrInvalidConfig, c.IPv6Bits)
+		return fmt.Errorf("%w: %d bits of an IPv6 address are to count; use 1 to 64; with more, one host has many buckets",
+			ErrInvalidConfig, c.IPv6Bits)
 	case c.Limit != "" && c.By == "":
 		return fmt.Errorf("%w: the limit %.80q is named, and not by what it is asked; say by address, or by another attribute", ErrInvalidConfig, c.Limit)
 	case c.Window < 0:

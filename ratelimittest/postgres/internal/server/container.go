@@ -37,7 +37,8 @@ func StartContainer(ctx context.Context, image string) (_ *postgrestest.Server, 
 		testcontainers.WithCmd("postgres", "-c", "fsync=off", "-c", "full_page_writes=off", "-c", "max_connections=200"),
 		testcontainers.WithExposedPorts(port),
 		testcontainers.WithWaitStrategyAndDeadline(startTimeout,
-			wait.ForLog("database system is ready to accept connections").WithOccurrence(2), // the first time it listens inside only
+			// the first time it listens inside only
+			wait.ForLog("database system is ready to accept connections").WithOccurrence(2),
 			wait.ForMappedPort(port)),
 	)
 	stop := func(ctx context.Context) error {
@@ -53,9 +54,11 @@ func StartContainer(ctx context.Context, image string) (_ *postgrestest.Server, 
 	return server, nil
 }
 
-// connect returns the server of a container. If this process runs in a container that has a Docker of its own, the library returns the
-// host of the outer Docker. The server is at the loopback address then.
-func connect(ctx context.Context, container testcontainers.Container, password, place string, stop func(context.Context) error) (*postgrestest.Server, error) {
+// connect returns the server of a container. If this process runs in a container that has a Docker of its own, the
+// library returns the host of the outer Docker. The server is at the loopback address then.
+func connect(ctx context.Context, container testcontainers.Container, password, place string,
+	stop func(context.Context) error,
+) (*postgrestest.Server, error) {
 	host, err := container.Host(ctx)
 	if err != nil {
 		return nil, err

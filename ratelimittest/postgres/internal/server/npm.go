@@ -71,7 +71,8 @@ func cacheDirectory(user int) (string, error) {
 
 // install installs a package by the npm client. Scripts of the package don't run.
 func install(ctx context.Context, directory, packageAt string) error {
-	command := exec.CommandContext(ctx, "npm", "install", "--prefix", directory, "--no-save", "--no-package-lock", "--ignore-scripts",
+	command := exec.CommandContext(ctx, "npm", "install", "--prefix", directory, "--no-save", "--no-package-lock",
+		"--ignore-scripts",
 		"--no-audit", "--no-fund", "--loglevel=error", "--prefer-offline", "--fetch-retries=1", packageAt)
 	command.Dir = directory // no .npmrc of another project
 	command.WaitDelay = time.Second
@@ -128,7 +129,8 @@ func (c cache) programs(ctx context.Context, name, version string) (_ string, er
 	if err := link(unpacked); err != nil {
 		return "", fmt.Errorf("link the libraries of %s: %w", name, err)
 	}
-	if err := errors.Join(readable(unpacked), os.Chmod(c.directory, 0o755), os.Chmod(filepath.Dir(c.directory), 0o755)); err != nil {
+	if err := errors.Join(readable(unpacked), os.Chmod(c.directory, 0o755),
+		os.Chmod(filepath.Dir(c.directory), 0o755)); err != nil {
 		return "", err
 	}
 	return binDir, os.Rename(unpacked, complete)

