@@ -35,6 +35,9 @@ func Turn(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Reque
 	if err := checkOutside(l, "Turn"); err != nil {
 		return ratelimit.Reservation{}, err
 	}
+	if ctx == nil {
+		return l.Reserve(ctx, requests...) // which returns the error
+	}
 	r, err := l.Reserve(ctx, within(ctx, requests)...)
 	if err != nil || !r.Allowed {
 		return r, err
@@ -54,6 +57,10 @@ func Turn(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Reque
 // in one call, use [Turn].
 func Await(ctx context.Context, l *ratelimit.Limiter, id string) error {
 	if err := checkOutside(l, "Await"); err != nil {
+		return err
+	}
+	if ctx == nil {
+		_, err := l.Start(ctx, id) // which returns the error
 		return err
 	}
 	return await(ctx, l, id, 0)
