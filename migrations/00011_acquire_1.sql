@@ -93,9 +93,14 @@ BEGIN
         END IF;
 
         -- A row that is made has the last number 0. If there are leases nevertheless, the row was deleted by hand, and they are lost with it.
-        INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, leased) VALUES (p_name, p_key, 0, p_most, now_us, p_most, '{0}')
-        ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
-        RETURNING b.* INTO v_row;
+        IF current_setting('transaction_isolation') <> 'serializable' THEN
+            SELECT b.* INTO v_row FROM ratelimit.buckets AS b WHERE b.name = p_name AND b.key = p_key AND b.shard = 0 FOR NO KEY UPDATE;
+        END IF;
+        IF NOT FOUND THEN
+            INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, leased) VALUES (p_name, p_key, 0, p_most, now_us, p_most, '{0}')
+            ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
+            RETURNING b.* INTO v_row;
+        END IF;
         now_us := coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint); -- behind the lock
         IF (now_us NOT BETWEEN p_since_us AND p_until_us OR v_row.ts NOT BETWEEN p_since_us AND p_until_us) IS TRUE OR v_row.ts > now_us + 60000000 THEN
             RETURN;

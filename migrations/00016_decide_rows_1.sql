@@ -37,9 +37,10 @@
 --                          ask of that row. 0: it waits for none before others
 -- p_alone, p_relaxed       as in take_1
 --
--- Exact at every isolation level, and without SIREAD locks, because it reads rows by writes. It takes some only to find leases that have ended
--- or are reset. A refusal leaves no row locked but those that it mended, and a call that's alone is refused by a look, which locks none. A
--- rollback undoes all.
+-- Exact at every isolation level. A SERIALIZABLE transaction reads rows by upserts, so it takes SIREAD locks only to find leases that have ended or
+-- are reset. A refusal leaves no row locked but those that it mended. A call that's alone is refused without a lock if it finds the same rows
+-- twice, so that all of them were there at one instant. One statement can't read them all, because on Citus each names one row. A rollback undoes
+-- all.
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.decide_rows_1(p_asks jsonb, p_as_of_us bigint, p_first integer, p_bound_ms integer, p_alone boolean, p_relaxed boolean)
 RETURNS TABLE (allowed boolean, value float8, ts bigint, capacity float8, taken float8[], leases bigint[], now_us bigint, mended boolean, held boolean)
@@ -76,6 +77,7 @@ DECLARE
     v_fence   bigint;           -- its number, the same on all rows
     v_reset   boolean;          -- whether the row is from before a reset
     v_ahead   bigint;           -- by how much a wrong clock was
+    v_upserts boolean := current_setting('transaction_isolation') = 'serializable'; -- where a SELECT takes SIREAD locks
     v_looked  boolean; -- whether the rows haven't changed since they were looked at
     n         integer := 0;
 BEGIN
@@ -99,13 +101,19 @@ BEGIN
                         PERFORM ratelimit.bound_waits_1(p_bound_ms::text);
                         v_bounded := true;
                     END IF;
-                    INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, taken) -- only a row that is made has an empty array
-                    VALUES (a.name, a.key, a.shard, a.capacity, a.phase_us, a.capacity, '{}')
-                    ON CONFLICT (name, key, shard) DO UPDATE SET taken = nullif(b.taken, '{}')
-                    RETURNING b.name, b.key, b.shard, b.value, b.ts, b.capacity, b.taken, b.leased, b.ctid
-                    INTO v_row.name, v_row.key, v_row.shard, v_row.value, v_row.ts, v_row.capacity, v_row.taken, v_row.leased, v_tid;
-                    v_made[n] := coalesce(v_row.taken = '{}', false);
-                    v_tids[n] := v_tid;
+                    v_made[n] := false;
+                    IF NOT v_upserts THEN
+                        SELECT b.* INTO v_row FROM ratelimit.buckets AS b WHERE b.name = a.name AND b.key = a.key AND b.shard = a.shard FOR NO KEY UPDATE;
+                    END IF;
+                    IF v_upserts OR NOT FOUND THEN
+                        INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, taken) -- only a row that is made has an empty array
+                        VALUES (a.name, a.key, a.shard, a.capacity, a.phase_us, a.capacity, '{}')
+                        ON CONFLICT (name, key, shard) DO UPDATE SET taken = nullif(b.taken, '{}')
+                        RETURNING b.name, b.key, b.shard, b.value, b.ts, b.capacity, b.taken, b.leased, b.ctid
+                        INTO v_row.name, v_row.key, v_row.shard, v_row.value, v_row.ts, v_row.capacity, v_row.taken, v_row.leased, v_tid;
+                        v_made[n] := coalesce(v_row.taken = '{}', false);
+                        v_tids[n] := v_tid;
+                    END IF;
                 END IF;
                 v_found[n] := v_row;
             END LOOP;
@@ -308,6 +316,24 @@ BEGIN
                 RAISE SQLSTATE 'RL001';
             END IF;
         END LOOP;
+        FOR i IN 1 .. n LOOP
+            IF v_writes[i] THEN
+                v_row := v_after[i];
+                IF v_until[i] IS NOT NULL THEN
+                    v_row.leased[1] := v_fence;
+                    INSERT INTO ratelimit.leases AS l (name, key, fence, until_us, slots) VALUES (v_row.name, v_row.key, v_fence, v_until[i], v_wanted[i])
+                    ON CONFLICT (name, key, fence) DO UPDATE SET until_us = excluded.until_us, slots = excluded.slots; -- of a row that was deleted by hand
+                    v_leases[i] := format('{%s,0,%s,%s,%s,%s,%s}', v_fence, v_row.leased[3], v_present[i].capacity - v_present[i].value, v_fence, v_until[i], v_wanted[i]);
+                END IF;
+                INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, taken, leased)
+                VALUES (v_row.name, v_row.key, v_row.shard, v_row.value, v_row.ts, v_row.capacity, v_row.taken, v_row.leased)
+                ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts, capacity = excluded.capacity, taken = excluded.taken,
+                    leased = excluded.leased;
+            ELSIF v_made[i] THEN -- for nothing; a scan for the key would take a SIREAD lock
+                DELETE FROM ratelimit.buckets AS b
+                WHERE b.ctid = v_tids[i] AND b.name = v_after[i].name AND b.key = v_after[i].key AND b.shard = v_after[i].shard;
+            END IF;
+        END LOOP;
     EXCEPTION -- the rows are as before, and unlocked
         WHEN SQLSTATE 'RL001' THEN
             v_after := v_present;
@@ -345,22 +371,6 @@ BEGIN
             RETURN;
     END;
     FOR i IN 1 .. n LOOP
-        IF v_writes[i] THEN
-            v_row := v_after[i];
-            IF v_until[i] IS NOT NULL THEN
-                v_row.leased[1] := v_fence;
-                INSERT INTO ratelimit.leases AS l (name, key, fence, until_us, slots) VALUES (v_row.name, v_row.key, v_fence, v_until[i], v_wanted[i])
-                ON CONFLICT (name, key, fence) DO UPDATE SET until_us = excluded.until_us, slots = excluded.slots; -- of a row that was deleted by hand
-                v_leases[i] := format('{%s,0,%s,%s,%s,%s,%s}', v_fence, v_row.leased[3], v_present[i].capacity - v_present[i].value, v_fence, v_until[i], v_wanted[i]);
-            END IF;
-            INSERT INTO ratelimit.buckets AS b (name, key, shard, value, ts, capacity, taken, leased)
-            VALUES (v_row.name, v_row.key, v_row.shard, v_row.value, v_row.ts, v_row.capacity, v_row.taken, v_row.leased)
-            ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts, capacity = excluded.capacity, taken = excluded.taken,
-                leased = excluded.leased;
-        ELSIF v_made[i] THEN -- for nothing; a scan for the key would take a SIREAD lock
-            DELETE FROM ratelimit.buckets AS b
-            WHERE b.ctid = v_tids[i] AND b.name = v_after[i].name AND b.key = v_after[i].key AND b.shard = v_after[i].shard;
-        END IF;
         allowed := v_enough[i]; value := v_after[i].value; ts := v_after[i].ts; capacity := v_after[i].capacity; taken := v_after[i].taken;
         leases := v_leases[i]::bigint[]; now_us := v_now; mended := v_mended[i];
         RETURN NEXT;

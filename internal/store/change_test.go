@@ -229,3 +229,30 @@ func TestOnlyTheLimitersOwnTransactionsAreRelaxed(t *testing.T) {
 		require.Equal(t, want, found)
 	}
 }
+
+// A call that locks a row and changes it writes it once: each write is logged.
+func TestAChangeWritesItsRowOnce(t *testing.T) {
+	t.Parallel()
+	s, l := newStand(t), still("still", 10)
+	s.makeRows("ada", l)
+	asks := []bucket.Ask{l.ask("ada", 1)}
+	charge := func(amount float64) func(in *Session) error {
+		return func(in *Session) error {
+			return in.Charge(t.Context(), Charge{asks, []float64{amount}, []int64{bucket.Whenever}})
+		}
+	}
+	for _, change := range []func(in *Session) error{
+		charge(3), charge(-1), func(in *Session) error { return in.Fill(t.Context(), asks) },
+	} {
+		tx := s.tx()
+		written := func() (n int) {
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT coalesce(sum(n_tup_ins + n_tup_upd), 0) FROM pg_stat_xact_user_tables
+				WHERE schemaname = 'ratelimit' AND relname = 'buckets'`).Scan(&n))
+			return n
+		}
+		in, before := s.InTx(tx, owner{s.pool}, nil), written()
+		require.NoError(t, change(&in))
+		require.Equal(t, before+1, written())
+		require.NoError(t, tx.Rollback(t.Context()))
+	}
+}
