@@ -83,9 +83,7 @@ func (v *visit) limitsOf(ctx context.Context, body *keyLimitsBody, minutes []ins
 	if err != nil {
 		return nil, err
 	}
-	last := inspect.SeenQuery{Keys: []string{body.Key}, Since: body.Now.Add(-ratelimit.Day)}
-	last.Until = body.Now.Add(time.Minute)
-	seen, err := v.reader.Seen(ctx, last)
+	seen, err := v.seenLately(ctx, body)
 	if err != nil {
 		return nil, err
 	}
@@ -148,6 +146,13 @@ func (v *visit) limitsOf(ctx context.Context, body *keyLimitsBody, minutes []ins
 		all = append(all, *row)
 	}
 	return all, nil
+}
+
+// seenLately returns which plans the key was last seen with, in a day.
+func (v *visit) seenLately(ctx context.Context, body *keyLimitsBody) (map[inspect.BucketID]*inspect.Seen, error) {
+	return v.reader.Seen(ctx, inspect.SeenQuery{
+		Keys: []string{body.Key}, Since: body.Now.Add(-ratelimit.Day), Until: body.Now.Add(time.Minute),
+	})
 }
 
 // explain sets the level of a row, and why requests of the average cost of its refused ones are refused.

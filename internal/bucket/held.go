@@ -13,14 +13,6 @@ func (s State) Ends() (first, last *int64) {
 	return first, last
 }
 
-// LastFence returns the last fencing number that was given, and nil if none was.
-func (s State) LastFence() *int64 {
-	if s.Parts == nil || len(s.Parts.Leases) == 0 {
-		return nil
-	}
-	return &s.Parts.Leases[0]
-}
-
 // anonymous is the number of what stands for the slots of others in the answer to a call that took a lease: it does not
 // read their leases. No lease has that number.
 const anonymous = 0

@@ -24,7 +24,6 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key, r
 	}
 	began := time.Now()
 	err := attempt()
-	// nothing was taken
 	if waited := (*WaitError)(nil); !isOfOneRow && len(p.groups) > 0 && wasOvertaken(err) && !errors.As(err, &waited) {
 		return s.runFree(ctx, calls, waitFor, round)
 	}
