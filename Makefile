@@ -51,18 +51,17 @@ race: ## Run the short tests of the Limiter and of what uses it concurrently wit
 test-all: ## Run every test at full size, in random order, with the race detector
 	@$(ON) $(TEST) $(RACE) -shuffle=on -count=1 $(ARGS) work
 
-nightly: ## Run the jobs that take hours; JOBS="mutants fuzz" picks some
+nightly: ## Run the jobs that take hours; JOBS="torture fuzz" picks some
 	@.ci/nightly $(JOBS)
 
 # rueidis takes a minute to compile, the first time.
 bench: ## Measure against peers, on servers it starts: some twenty minutes, or ARGS=-quick
 	@cd bench && go run -tags rueidis . $(ARGS)
 
-lint: ## Check the code, its layout, each go.mod, and the texts of .ci/mutants.tsv
+lint: ## Check the code, its format and each go.mod
 	$(GOLANGCI_LINT) run $(addsuffix /...,$(MODULES))
 	$(GOLANGCI_LINT) fmt --diff
 	@for module in $(MODULES); do (cd "$$module" && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit; done
-	@go run .ci/mutants.go -texts
 
 fmt: ## Format the code as lint requires
 	$(GOLANGCI_LINT) fmt

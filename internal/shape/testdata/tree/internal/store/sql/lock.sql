@@ -1,2 +1,0 @@
--- Lock.
-SELECT 2

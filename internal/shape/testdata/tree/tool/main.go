@@ -1,4 +1,0 @@
-// Package tool has one function.
-package main
-
-func main() {}
