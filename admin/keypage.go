@@ -195,7 +195,7 @@ func (s *keyState) figures() (err error) {
 	return err
 }
 
-// state tells a bucket to the script of its page, as package httplimit/client reads it.
+// state tells a bucket to the script of its page, as package middleware/httplimit/client reads it.
 func (v *visit) state() {
 	query := v.r.URL.Query()
 	name := query.Get("limit")

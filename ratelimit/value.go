@@ -173,7 +173,7 @@ type windows struct {
 func startOf(phase, step int64) int64 { return (phase%step + step) % step }
 
 // MarshalJSON returns the data that a client needs to compute the bucket at other instants, with the same results to
-// the last bit. The JavaScript module of package httplimit/client does so. It contains no key, and no lease ID. The
+// the last bit. The JavaScript module of package middleware/httplimit/client does so. It contains no key, and no lease ID. The
 // zero Value is null. For a limit with Shards it contains the sum of the rows, as one bucket.
 //
 //	limit                     the limit's name

@@ -12,7 +12,7 @@ import (
 	"path"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/httplimit/client"
+	"github.com/pgratelimit/pgratelimit/middleware/httplimit/client"
 )
 
 //go:embed web

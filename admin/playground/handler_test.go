@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin/playground"
-	"github.com/pgratelimit/pgratelimit/httplimit/client"
+	"github.com/pgratelimit/pgratelimit/middleware/httplimit/client"
 )
 
 func TestHandler(t *testing.T) {

@@ -44,8 +44,8 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/admin"
 	"github.com/pgratelimit/pgratelimit/admin/playground"
-	"github.com/pgratelimit/pgratelimit/httplimit"
-	"github.com/pgratelimit/pgratelimit/httplimit/client"
+	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
+	"github.com/pgratelimit/pgratelimit/middleware/httplimit/client"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"

@@ -14,10 +14,10 @@ import (
 	"github.com/chromedp/chromedp"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/httplimit"
-	"github.com/pgratelimit/pgratelimit/httplimit/client"
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
+	"github.com/pgratelimit/pgratelimit/middleware/httplimit/client"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -132,7 +132,7 @@ func TestClient(t *testing.T) {
 // documentedScript returns page.js as the package's documentation has it.
 func documentedScript(t *testing.T) string {
 	t.Helper()
-	source, err := os.ReadFile("../../../httplimit/client/client.go")
+	source, err := os.ReadFile("../../../middleware/httplimit/client/client.go")
 	require.NoError(t, err)
 	var script strings.Builder
 	for line := range strings.Lines(string(source)) {

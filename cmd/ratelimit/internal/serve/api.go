@@ -12,10 +12,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/httplimit"
 	"github.com/pgratelimit/pgratelimit/internal/address"
 	"github.com/pgratelimit/pgratelimit/internal/fields"
 	"github.com/pgratelimit/pgratelimit/internal/guard"
+	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 

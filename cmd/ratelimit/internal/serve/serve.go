@@ -29,10 +29,10 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/admin"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
+	"github.com/pgratelimit/pgratelimit/middleware/rls"
 	"github.com/pgratelimit/pgratelimit/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/refusals"
-	"github.com/pgratelimit/pgratelimit/rls"
 	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/sloglimit"
 )
