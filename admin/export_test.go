@@ -1,7 +1,7 @@
 package admin
 
 import (
-	"github.com/pgratelimit/pgratelimit/refusals"
+	"github.com/pgratelimit/pgratelimit/observe/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 

@@ -8,7 +8,7 @@ require (
 	github.com/jmoiron/sqlx v1.4.0
 	github.com/lib/pq v1.12.3
 	github.com/pgratelimit/pgratelimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/promlimit v0.0.0-00010101000000-000000000000
+	github.com/pgratelimit/pgratelimit/observe/promlimit v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/pgratelimit/scheduler v0.0.0-00010101000000-000000000000
 	github.com/prometheus/client_golang v1.25.0
 	github.com/riverqueue/river v0.51.0
@@ -59,6 +59,6 @@ require (
 replace (
 	github.com/pgratelimit/pgratelimit => ..
 	github.com/pgratelimit/pgratelimit/integration_test => ../integration_test
-	github.com/pgratelimit/pgratelimit/promlimit => ../promlimit
+	github.com/pgratelimit/pgratelimit/observe/promlimit => ../observe/promlimit
 	github.com/pgratelimit/pgratelimit/scheduler => ../scheduler
 )

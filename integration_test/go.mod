@@ -89,7 +89,7 @@ require (
 
 replace (
 	github.com/pgratelimit/pgratelimit => ..
-	github.com/pgratelimit/pgratelimit/otellimit => ../otellimit
-	github.com/pgratelimit/pgratelimit/promlimit => ../promlimit
+	github.com/pgratelimit/pgratelimit/observe/otellimit => ../observe/otellimit
+	github.com/pgratelimit/pgratelimit/observe/promlimit => ../observe/promlimit
 	github.com/pgratelimit/pgratelimit/scheduler => ../scheduler
 )

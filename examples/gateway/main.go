@@ -47,9 +47,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit/client"
 	"github.com/pgratelimit/pgratelimit/migrations"
-	"github.com/pgratelimit/pgratelimit/promlimit"
+	"github.com/pgratelimit/pgratelimit/observe/promlimit"
+	"github.com/pgratelimit/pgratelimit/observe/refusals"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 

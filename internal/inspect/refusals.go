@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/pgratelimit/refusals"
+	"github.com/pgratelimit/pgratelimit/observe/refusals"
 )
 
 // RefusalQuery is which refusals to sum up by the minute.

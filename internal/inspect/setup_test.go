@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/internal/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/refusals"
+	"github.com/pgratelimit/pgratelimit/observe/refusals"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -226,7 +226,7 @@ func TestPagesNamePublicAPI(t *testing.T) {
 	for _, of := range packages {
 		maps.Copy(names, of)
 	}
-	for _, text := range pages(t, "promlimit/alerts.yaml") {
+	for _, text := range pages(t, "observe/promlimit/alerts.yaml") {
 		for _, alert := range regexp.MustCompile(`- alert: (\w+)`).FindAllStringSubmatch(text, -1) {
 			names[alert[1]] = true
 		}

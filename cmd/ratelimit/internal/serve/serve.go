@@ -30,11 +30,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/admin"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/middleware/rls"
-	"github.com/pgratelimit/pgratelimit/promlimit"
+	"github.com/pgratelimit/pgratelimit/observe/promlimit"
+	"github.com/pgratelimit/pgratelimit/observe/refusals"
+	"github.com/pgratelimit/pgratelimit/observe/sloglimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/sloglimit"
 )
 
 const (

@@ -26,9 +26,9 @@ import (
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/pgratelimit/pgratelimit/internal/golden"
-	"github.com/pgratelimit/pgratelimit/otellimit"
+	"github.com/pgratelimit/pgratelimit/observe/otellimit"
+	"github.com/pgratelimit/pgratelimit/observe/sloglimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/sloglimit"
 )
 
 var (
@@ -65,7 +65,7 @@ func (b *bundle) metrics(t *testing.T) map[string]metricdata.Metrics {
 	require.NoError(t, b.reader.Collect(t.Context(), &all))
 	byName := map[string]metricdata.Metrics{}
 	for _, scope := range all.ScopeMetrics {
-		require.Equal(t, "github.com/pgratelimit/pgratelimit/otellimit", scope.Scope.Name)
+		require.Equal(t, "github.com/pgratelimit/pgratelimit/observe/otellimit", scope.Scope.Name)
 		for _, m := range scope.Metrics {
 			byName[m.Name] = m
 		}

@@ -1,4 +1,4 @@
-module github.com/pgratelimit/pgratelimit/promlimit
+module github.com/pgratelimit/pgratelimit/observe/promlimit
 
 go 1.26.0
 
@@ -27,4 +27,4 @@ require (
 	google.golang.org/protobuf v1.36.12 // indirect
 )
 
-replace github.com/pgratelimit/pgratelimit => ..
+replace github.com/pgratelimit/pgratelimit => ../..

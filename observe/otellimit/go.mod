@@ -1,4 +1,4 @@
-module github.com/pgratelimit/pgratelimit/otellimit
+module github.com/pgratelimit/pgratelimit/observe/otellimit
 
 go 1.26.0
 
@@ -29,4 +29,4 @@ require (
 	golang.org/x/text v0.43.0 // indirect
 )
 
-replace github.com/pgratelimit/pgratelimit => ..
+replace github.com/pgratelimit/pgratelimit => ../..

@@ -22,7 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/golden"
-	"github.com/pgratelimit/pgratelimit/promlimit"
+	"github.com/pgratelimit/pgratelimit/observe/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 

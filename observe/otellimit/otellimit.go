@@ -85,7 +85,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 )
 
-const scope = "github.com/pgratelimit/pgratelimit/otellimit"
+const scope = "github.com/pgratelimit/pgratelimit/observe/otellimit"
 
 // Config is where the metrics and spans go. The zero Config is ready for use.
 type Config struct {
