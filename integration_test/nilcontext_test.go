@@ -12,16 +12,16 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/lockout"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/observe/refusals"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/lockout"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
+	"github.com/pgratelimit/pgratelimit/ratelimit/waitlist"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
-	"github.com/pgratelimit/pgratelimit/take"
-	"github.com/pgratelimit/pgratelimit/waitlist"
 )
 
 // TestNilContextsAreErrors calls each exported method that takes a context, and each such function, with nil: the

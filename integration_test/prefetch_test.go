@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/prefetch"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/prefetch"
 )
 
 // hotLimit is a limit that gains hardly any tokens during a test, so that the test can count admissions.

@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/take"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 )
 
 // The limits of the tests. None gains a token while a test runs.

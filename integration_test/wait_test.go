@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/take"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 )
 
 // queued gains next to nothing while a test runs, and may owe.

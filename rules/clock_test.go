@@ -13,8 +13,8 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // TestTheClockOfAProcessDoesNotMatter promises that programs whose clock is an hour slow or fast answer each verb as

@@ -38,10 +38,10 @@ import (
 	"golang.org/x/crypto/bcrypt"
 	"golang.org/x/text/unicode/norm"
 
-	"github.com/pgratelimit/pgratelimit/lockout"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/lockout"
 )
 
 var (

@@ -26,9 +26,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
+	"github.com/pgratelimit/pgratelimit/ratelimit/waitlist"
 	"github.com/pgratelimit/pgratelimit/scheduler"
-	"github.com/pgratelimit/pgratelimit/take"
-	"github.com/pgratelimit/pgratelimit/waitlist"
 )
 
 // documents is why each test here is long.

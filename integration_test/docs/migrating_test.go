@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/take"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 )
 
 // The functions below hold the right-hand sides of docs/migrating.md, and the tests run each of them.

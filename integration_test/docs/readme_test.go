@@ -23,9 +23,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
-	"github.com/pgratelimit/pgratelimit/take"
 )
 
 var (

@@ -20,10 +20,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
-	"github.com/pgratelimit/pgratelimit/prefetch"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/prefetch"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
-	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // The variables and functions below hold code blocks of docs/recipes.md. The tests below run each of them, and check

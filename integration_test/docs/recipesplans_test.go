@@ -20,9 +20,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // The functions hold code blocks of docs/recipes.md for customers and their plans. The tests below run each of them.

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
-	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // side is a limiter over database/sql or over pgx, on a database of its own, with a clock that the test sets.

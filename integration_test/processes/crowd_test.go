@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/waitlist"
+	"github.com/pgratelimit/pgratelimit/ratelimit/waitlist"
 )
 
 // stools is a limit whose slots come back by themselves when their holder is killed.

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/waitlist"
+	"github.com/pgratelimit/pgratelimit/ratelimit/waitlist"
 )
 
 // seats has slots that a process which is killed keeps until the test is over.

@@ -10,7 +10,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/take"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 )
 
 // The outcomes of a call.

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/rules"
-	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // actions are what workers do, each in weight of the sum of all weights cases.

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/take"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 )
 
 // workTable has a row for each take of a transaction, which the same transaction inserts.

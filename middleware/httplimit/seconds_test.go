@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/adaptive"
+	"github.com/pgratelimit/pgratelimit/ratelimit/adaptive"
 )
 
 // Waits are rounded up to seconds, so that a client that obeys is not refused again.

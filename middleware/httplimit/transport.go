@@ -5,9 +5,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/adaptive"
 	"github.com/pgratelimit/pgratelimit/internal/upstream"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/adaptive"
 )
 
 // Transport is an http.RoundTripper for programs that call an upstream. It reports the responses of the upstream to

@@ -10,9 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/adaptive"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/adaptive"
 )
 
 var upstream = ratelimit.Define("upstream", ratelimit.PerMinute(3))

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgratelimit/pgratelimit/lockout"
+	"github.com/pgratelimit/pgratelimit/ratelimit/lockout"
 )
 
 // unlockedView is a lock that was ended, for programs.

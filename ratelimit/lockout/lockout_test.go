@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/lockout"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/lockout"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 

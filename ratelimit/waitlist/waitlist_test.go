@@ -17,8 +17,8 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/waitlist"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
-	"github.com/pgratelimit/pgratelimit/waitlist"
 )
 
 var exports = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})

@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
-	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // Mails go out as fast as the limit allows: each round sends one mail for each available token.

@@ -15,8 +15,8 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/testsize"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
-	"github.com/pgratelimit/pgratelimit/take"
 )
 
 // ruled are the rules of limits by their names.
