@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/admintest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/admintest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
 )
 
 // TestPagesOfAMillionBuckets prints how long each page takes with a million buckets, 600,000 rows of refusals, 100,000

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin"
-	"github.com/pgratelimit/pgratelimit/internal/admintest"
+	"github.com/pgratelimit/pgratelimit/internal/test/admintest"
 )
 
 // filled returns a form that each change would take.

@@ -14,9 +14,9 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/report"
 	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
-	"github.com/pgratelimit/pgratelimit/internal/leaktest"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }

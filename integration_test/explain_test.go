@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
 )
 
 // Parameters of the statements, as SQL: existing buckets, and a missing one.
@@ -101,7 +101,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 func statementFiles(t *testing.T) (files []string) {
 	t.Helper()
 	for _, of := range []string{"store", "reserved", "gate"} {
-		found, err := filepath.Glob("../internal/" + of + "/sql/*.sql")
+		found, err := filepath.Glob("../internal/engine/" + of + "/sql/*.sql")
 		require.NoError(t, err)
 		require.NotEmpty(t, found)
 		files = append(files, found...)
@@ -166,7 +166,7 @@ func TestStatementsByTIDDoNotScanTheTable(t *testing.T) {
 	for file, parameters := range map[string]string{
 		"buckets_prune.sql": `'roomy', '{10,20}', '{1,2}', '{1,1}', '{1000000,1000000}', 32, 64, 60000000, NULL`,
 	} {
-		statement, err := os.ReadFile("../internal/store/sql/" + file)
+		statement, err := os.ReadFile("../internal/engine/store/sql/" + file)
 		require.NoError(t, err)
 		for _, analyzed := range []bool{false, true} {
 			for _, mode := range newPlans {

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -62,7 +62,7 @@ func TestHoldRefuses(t *testing.T) {
 }
 
 // TestHoldEndsWorkThatLostItsSlot promises that work may take longer than the lease and keeps its slot, that losing a
-// slot cancels the work's context, and that the caller gets an error. TestKeep of internal/slots has the other ways to
+// slot cancels the work's context, and that the caller gets an error. TestKeep of internal/engine/slots has the other ways to
 // keep and to lose one.
 func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 	t.Parallel()

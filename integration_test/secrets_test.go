@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/logtest"
+	"github.com/pgratelimit/pgratelimit/internal/test/logtest"
 	"github.com/pgratelimit/pgratelimit/observe/sloglimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/gate"
+	"github.com/pgratelimit/pgratelimit/internal/engine/gate"
 )
 
 // answering is a pool that answers each statement with one row, and allocates nothing for it. It stands for the driver,

@@ -9,7 +9,7 @@ import (
 	"time"
 	_ "time/tzdata" // for machines without time zone data
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 

@@ -7,10 +7,10 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
-	"github.com/pgratelimit/pgratelimit/internal/batch"
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/gate"
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/engine/batch"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/gate"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
 // The verbs that decide, as events name them.

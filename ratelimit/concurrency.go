@@ -5,8 +5,8 @@ import (
 	"math"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/slots"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/slots"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 

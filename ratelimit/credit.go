@@ -6,8 +6,8 @@ import (
 	"math"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
 // Credit returns the costs of the requests to their buckets, up to each capacity, without a reservation. It trusts the

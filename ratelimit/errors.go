@@ -10,10 +10,10 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/pgratelimit/internal/engine/pooler"
+	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
-	"github.com/pgratelimit/pgratelimit/internal/pooler"
-	"github.com/pgratelimit/pgratelimit/internal/reserved"
-	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 var (

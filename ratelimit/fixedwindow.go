@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 )
 
 // FixedWindow adds Rate tokens at the start of each window of length Period, up to Capacity.

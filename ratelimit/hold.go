@@ -6,7 +6,7 @@ import (
 	"fmt"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
-	"github.com/pgratelimit/pgratelimit/internal/slots"
+	"github.com/pgratelimit/pgratelimit/internal/engine/slots"
 )
 
 // Hold acquires the slots and tokens of the requests, calls fn, and releases the slots when fn has returned or

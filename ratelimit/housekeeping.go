@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/reserved"
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
 // Maintain calls Expire and Prune with limits at once, and then every interval until ctx ends, and then returns nil.

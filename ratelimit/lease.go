@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/slots"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 	"github.com/pgratelimit/pgratelimit/internal/rulekind"
-	"github.com/pgratelimit/pgratelimit/internal/slots"
-	"github.com/pgratelimit/pgratelimit/internal/store"
 )
 
 // The verbs on leases, as events name them.

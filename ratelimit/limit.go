@@ -12,7 +12,7 @@ import (
 	"unique"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 )
 
 // Limit is a named policy. It is a value: copy it, keep it in a package variable, or make it at the call. Two
@@ -42,8 +42,8 @@ type incomparable struct{ Policy }
 //
 // A new kind of policy is one file with its type, and an entry in newText and, if it has a bucket.Kind of its own, in
 // kindOf. Some packages show kinds in their own ways: httplimit (quota.go, refusal.go, client/ratelimit.js),
-// internal/policytext, and admin (preview.go and its form). A bucket.Kind whose rows hold more than value and ts also
-// needs bucket.Parts, a column, buckets_prune.sql and internal/reserved. Without a function of its own
+// cmd/ratelimit/internal/policytext, and admin (preview.go and its form). A bucket.Kind whose rows hold more than value and ts also
+// needs bucket.Parts, a column, buckets_prune.sql and internal/engine/reserved. Without a function of its own
 // (bucket.Statement), its rows are locked and decided in Go.
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
 	d := definition{name: name, policy: policy, terms: t, shards: shardsOf(policy), plain: t.Kind == (bucket.Steps{}) &&

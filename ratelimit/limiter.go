@@ -13,13 +13,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
-	"github.com/pgratelimit/pgratelimit/internal/batch"
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/gate"
-	"github.com/pgratelimit/pgratelimit/internal/refusalcache"
-	"github.com/pgratelimit/pgratelimit/internal/reserved"
-	"github.com/pgratelimit/pgratelimit/internal/store"
-	"github.com/pgratelimit/pgratelimit/internal/turns"
+	"github.com/pgratelimit/pgratelimit/internal/engine/batch"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/gate"
+	"github.com/pgratelimit/pgratelimit/internal/engine/refusalcache"
+	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
+	"github.com/pgratelimit/pgratelimit/internal/engine/turns"
 )
 
 // DB has the methods that a call needs. *pgxpool.Pool and pgx.Tx implement it.

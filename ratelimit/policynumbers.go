@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 )
 
 // Numbers are what all kinds of policy have in common.

@@ -4,7 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 )
 
 // recallOne is recall for a Take of one request. It makes no call and no plan, which would double its time.

@@ -6,8 +6,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/refusalcache"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/refusalcache"
 )
 
 // Refusal is a bucket that refused a Take, a Reserve or an Acquire, as [Config.Refused] receives it.

@@ -8,9 +8,9 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/reserved"
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
 // ReservationState is the state of a reservation.

@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 )
 
 // subject is the resolved limit of a request: its current policy, and the rule that supplied it.

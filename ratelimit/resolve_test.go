@@ -13,8 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/slots"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/slots"
 )
 
 // use notes a limit.

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 )
 
 // Policies supplies policies that are not in the code. For example, package rules reads them from tables. A Limiter

@@ -6,9 +6,9 @@ import (
 	"maps"
 	"slices"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/reserved"
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
 // Settle ends a reservation with the actual cost of the work. actual has a request for each limit whose cost differs

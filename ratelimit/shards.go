@@ -8,8 +8,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
 // A bucket of a limit with n Shards is n rows. To the packages below each row is a bucket of its own, with an nth of

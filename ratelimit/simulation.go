@@ -3,7 +3,7 @@ package ratelimit
 import (
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/memstore"
+	"github.com/pgratelimit/pgratelimit/internal/engine/memstore"
 )
 
 // Simulation has a Limiter whose buckets are in memory and begin full, and whose clock you set. Use it to replay

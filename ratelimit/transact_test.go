@@ -13,10 +13,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/leaktest"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/turns"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/turns"
+	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 )
 
 // endingTx is a transaction whose COMMIT returns err. It notes how it ended.

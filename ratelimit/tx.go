@@ -11,10 +11,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
+	"github.com/pgratelimit/pgratelimit/internal/engine/turns"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
-	"github.com/pgratelimit/pgratelimit/internal/store"
-	"github.com/pgratelimit/pgratelimit/internal/turns"
 )
 
 // maxReconnects limits the attempts that fail because of the connection, not the transaction, so that a server that is

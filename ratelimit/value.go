@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 )
 
 // Value is the content of a bucket at an instant, with the policy to compute it at other instants.

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pgratelimit/pgratelimit/internal/memstore"
+	"github.com/pgratelimit/pgratelimit/internal/engine/memstore"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 

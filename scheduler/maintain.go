@@ -11,7 +11,7 @@ import (
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
-	"github.com/pgratelimit/pgratelimit/internal/reserved"
+	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
 )
 
 // Maintained is the result of a call of Maintain.

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pgratelimit/pgratelimit/internal/store"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
 // pool is a ratelimit.Pool on a *sql.DB. It sends statements only on a connection that it holds. A *sql.DB retries a

@@ -19,7 +19,7 @@ import (
 
 	"github.com/chromedp/chromedp"
 
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
 )
 
 // How long a browser may take until it answers, which a busy machine reads from disk, and until it has ended.

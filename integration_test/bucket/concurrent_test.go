@@ -8,9 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/bucket/buckettest"
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
 )
 
 // concurrency returns the terms of a limit on concurrency.

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/client"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 )
 
 var block = regexp.MustCompile("(?s)```(sql|python|js|ruby)\n(.*?)```")

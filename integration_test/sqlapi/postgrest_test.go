@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 )
 
 // postgREST sends the statements of PostgREST for a request: it begins a transaction, which can't write for GET,

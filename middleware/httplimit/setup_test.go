@@ -15,9 +15,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/leaktest"
-	"github.com/pgratelimit/pgratelimit/internal/logtest"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
+	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
+	"github.com/pgratelimit/pgratelimit/internal/test/logtest"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"

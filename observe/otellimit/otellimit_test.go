@@ -25,7 +25,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"github.com/pgratelimit/pgratelimit/internal/golden"
+	"github.com/pgratelimit/pgratelimit/internal/test/golden"
 	"github.com/pgratelimit/pgratelimit/observe/otellimit"
 	"github.com/pgratelimit/pgratelimit/observe/sloglimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"

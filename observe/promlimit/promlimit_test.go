@@ -21,7 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/golden"
+	"github.com/pgratelimit/pgratelimit/internal/test/golden"
 	"github.com/pgratelimit/pgratelimit/observe/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
 )
 
 // exactShare is what adapting.next promises, in fractions. It is nil if the answer may be one of two, because a float

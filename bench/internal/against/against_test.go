@@ -14,8 +14,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
-	"github.com/pgratelimit/pgratelimit/internal/leaktest"
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 )
 
 func TestMain(m *testing.M) { leaktest.Main(m) }

@@ -13,7 +13,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
-	"github.com/pgratelimit/pgratelimit/internal/roundtrips"
+	"github.com/pgratelimit/pgratelimit/internal/test/roundtrips"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 

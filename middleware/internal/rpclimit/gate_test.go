@@ -15,8 +15,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/logtest"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
+	"github.com/pgratelimit/pgratelimit/internal/test/logtest"
 	"github.com/pgratelimit/pgratelimit/middleware/internal/rpclimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"

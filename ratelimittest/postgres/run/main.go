@@ -28,7 +28,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimittest/postgres/internal/server"
 )
 

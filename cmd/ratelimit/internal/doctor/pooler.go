@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/pgratelimit/internal/pooler"
+	"github.com/pgratelimit/pgratelimit/internal/engine/pooler"
 )
 
 // poolerLooks is the number of comparisons of two connections, because other clients of a pooler can hide its mode.

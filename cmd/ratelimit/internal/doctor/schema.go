@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/pgratelimit/internal/gate"
+	"github.com/pgratelimit/pgratelimit/internal/engine/gate"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 

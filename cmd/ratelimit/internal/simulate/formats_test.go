@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
-	"github.com/pgratelimit/pgratelimit/internal/golden"
+	"github.com/pgratelimit/pgratelimit/internal/test/golden"
 )
 
 // seen returns the instant and the attributes of a line, or the problem.

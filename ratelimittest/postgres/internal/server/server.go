@@ -10,7 +10,7 @@ import (
 	"os"
 	"slices"
 
-	"github.com/pgratelimit/pgratelimit/internal/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 )
 
 // Versions that Start knows.

@@ -1,0 +1,332 @@
+package bucket_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
+)
+
+// A bucket holds its capacity at most, and gives its last token.
+func TestABucketNeverGivesMoreThanItsCapacity(t *testing.T) {
+	t.Parallel()
+	const now = int64(1_000_000_000)
+	terms := buckettest.TokenBucket(1, time.Second, 10)
+	s := terms.Full(now)
+	later := now + int64(time.Hour/time.Microsecond)
+	require.InDelta(t, 10, buckettest.Tokens(terms, s, later), 0)
+	s, allowed := buckettest.Take(terms, s, later, 10, 0)
+	require.True(t, allowed)
+	_, allowed = buckettest.Take(terms, s, later, 0.001, 0)
+	require.False(t, allowed)
+}
+
+// A clock that steps back, and then goes on, credits no time twice.
+func TestAClockThatStepsBackCreditsNoTimeTwice(t *testing.T) {
+	t.Parallel()
+	const now, back = int64(1_000_000_000), int64(5 * time.Second / time.Microsecond)
+	terms := buckettest.TokenBucket(1, time.Second, 10)
+	s, allowed := buckettest.Take(terms, terms.Full(now), now, 5, 0)
+	require.True(t, allowed)
+	s, allowed = buckettest.Take(terms, s, now-back, 1, 0)
+	require.True(t, allowed)
+	require.InDelta(t, 4, buckettest.Tokens(terms, s, now), 0)
+}
+
+// A ts inside a window counts as the begin of that window, so that the next window brings its tokens.
+func TestATimestampInsideAWindowCountsAsItsStart(t *testing.T) {
+	t.Parallel()
+	const minute = int64(time.Minute / time.Microsecond)
+	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: 1, Step: minute}
+	inside := bucket.State{Value: 2, TS: minute / 2}
+	require.InDelta(t, 2, buckettest.Tokens(terms, inside, minute-1), 0)
+	require.InDelta(t, 10, buckettest.Tokens(terms, inside, minute), 0)
+}
+
+// A credit that comes too late writes no row, whether or not the row exists.
+func TestALateCreditWritesNoRow(t *testing.T) {
+	t.Parallel()
+	for _, absent := range []bool{false, true} {
+		asks := []bucket.Ask{{Terms: buckettest.FixedWindow(8, time.Hour, 8, opening)}}
+		p := bucket.NewPage(asks)
+		p.Now = opening + int64(3*time.Hour/time.Microsecond)
+		p.Put(0, bucket.State{Value: 1, TS: opening, Capacity: 8}, absent)
+		p.Settle(asks)
+		p.Charge(&asks[0], -2, opening)
+		require.False(t, p.HasChanged())
+		p.Charge(&asks[0], -2, p.Now)
+		require.True(t, p.HasChanged())
+	}
+}
+
+func TestFixClock(t *testing.T) {
+	t.Parallel()
+	for name, terms := range map[string]bucket.Terms{
+		"TokenBucket": buckettest.TokenBucket(10, time.Minute, 10),
+		"FixedWindow": buckettest.FixedWindow(10, time.Hour, 10, opening),
+	} {
+		fixed := terms.FixClock(bucket.State{Value: -3, TS: bucket.MaxInstant}, opening)
+		require.Equal(t, bucket.State{Value: -3, TS: opening}, fixed, "%s keeps the value", name)
+		require.Equal(t, fixed, terms.FixClock(fixed, opening), "%s is fixed once", name)
+		require.Equal(t, fixed, terms.FixClock(fixed, opening-minute), name)
+		last := bucket.State{Value: 1, TS: opening + minute}
+		require.Equal(t, last, terms.FixClock(last, opening), "%s: up to the tolerance the clock is trusted", name)
+		last.TS++
+		require.Equal(t, bucket.State{Value: 1, TS: opening}, terms.FixClock(last, opening), name)
+	}
+}
+
+// table has the rows of buckets.
+type table map[bucket.Key]bucket.State
+
+// take decides on a call at an instant, as an engine does.
+func (rows table) take(asks []bucket.Ask, now int64) []bucket.Answer {
+	p := bucket.NewPage(asks)
+	p.Now = now
+	for i := range p.Rows {
+		s, found := rows[p.Rows[i].Key]
+		p.Put(i, s, !found)
+	}
+	p.SetNow(asks)
+	p.Settle(asks)
+	answers := p.Take(asks, nil)
+	p.Changes(func(k bucket.Key, s bucket.State) { rows[k] = s })
+	return answers
+}
+
+// TestAWrongClock promises that what a clock did that was ahead delays tokens by at most a period and a minute, and
+// that a reset ends it.
+func TestAWrongClock(t *testing.T) {
+	t.Parallel()
+	months := &listed{}
+	for i := -9; i < 9; i++ {
+		months.begins = append(months.begins, time.UnixMicro(opening).UTC().AddDate(0, i, 1-time.UnixMicro(opening).UTC().Day()).UnixMicro())
+	}
+	for name, c := range map[string]struct {
+		terms  bucket.Terms
+		period time.Duration
+	}{
+		"TokenBucket":   {buckettest.TokenBucket(10, time.Minute, 10), time.Minute},
+		"FixedWindow":   {buckettest.FixedWindow(10, 30*24*time.Hour, 10, opening), 30 * 24 * time.Hour},
+		"Windows":       {bucket.Terms{Kind: bucket.Steps{}, Windows: months, Capacity: 10, Rate: 10, Steps: 1}, 31 * 24 * time.Hour},
+		"SlidingWindow": {slidingTerms(10, 6*time.Hour.Microseconds(), 4), 30 * time.Hour}, // and a slice
+	} {
+		for _, ahead := range []time.Duration{time.Second, time.Minute, time.Minute + time.Second, time.Hour, 20 * 24 * time.Hour, 40 * 24 * time.Hour, 5000 * time.Hour} {
+			for _, now := range []int64{opening, opening + time.Hour.Microseconds() - 1, opening + 26*24*time.Hour.Microseconds()} {
+				asks := []bucket.Ask{{Key: bucket.Key{Name: "limit"}, Terms: c.terms.At(now + ahead.Microseconds()), Cost: c.terms.Capacity}}
+				memory := table{}
+				require.True(t, memory.take(asks, now+ahead.Microseconds())[0].Allowed, name)
+				asks[0].Terms = c.terms.At(now)
+				refused := memory.take(asks, now)[0]
+				told := asks[0].Tell(&refused, 0, &bucket.Content{})
+				require.False(t, told.Allowed, "%s: a clock that steps back credits nothing", name)
+				require.LessOrEqual(t, told.RetryAfter, c.period+time.Minute, "%s, %v ahead", name, ahead)
+
+				p := bucket.NewPage(asks)
+				p.Now = now
+				p.Put(0, refused.State, false)
+				p.Fill(asks)
+				reset, fresh := p.Take(asks, nil)[0], asks[0].Decide(bucket.Answer{State: asks[0].Terms.Full(now), Now: now})
+				require.Equal(t, asks[0].Tell(&fresh, 0, &bucket.Content{}).FullAfter, asks[0].Tell(&reset, 0, &bucket.Content{}).FullAfter,
+					"%s, %v ahead: after a reset it is as new", name, ahead)
+			}
+		}
+	}
+}
+
+func TestPhaseOf(t *testing.T) {
+	t.Parallel()
+	const hour = 60 * minute
+	for _, start := range []int64{bucket.MinInstant, bucket.MinInstant + 1, -1, 0, 1, opening, opening + hour/3, bucket.MaxInstant} {
+		for _, step := range []int64{1, 7, minute, hour, century} {
+			phase := bucket.PhaseOf(start, step)
+			require.GreaterOrEqual(t, phase, bucket.MinInstant)
+			require.Less(t, phase, bucket.MinInstant+step)
+			require.Zero(t, (start-phase)%step, "a step begins at start")
+		}
+	}
+}
+
+// TestWait compares the wait with the usual formula: (cost - tokens) / rate, rounded up.
+func TestWait(t *testing.T) {
+	t.Parallel()
+	perMinute := buckettest.TokenBucket(10, time.Minute, 10)
+	for name, c := range map[string]struct {
+		terms        bucket.Terms
+		tokens, cost float64
+		want         time.Duration
+	}{
+		"OneOfAnEmptyBucket":         {perMinute, 0, 1, 6 * time.Second},
+		"AllOfTheBurst":              {buckettest.TokenBucket(5, time.Second, 10), 0, 10, 2 * time.Second},
+		"AThirdOfASecondIsRoundedUp": {buckettest.TokenBucket(3, time.Second, 3), 0, 1, 333_334 * time.Microsecond},
+		"AHeavyRequest":              {buckettest.TokenBucket(100, time.Second, 1000), 87.4321, 500, 4_125_679 * time.Microsecond},
+		"OwedTokensComeFirst":        {perMinute, -2, 1, 18 * time.Second},
+		"WhatRoundsBadly":            {buckettest.TokenBucket(9, time.Minute, 9), 0, 3, 20 * time.Second},
+		"EnoughIsThere":              {perMinute, 3, 3, 0},
+	} {
+		require.Equal(t, c.want, buckettest.Wait(c.terms, bucket.State{Value: c.tokens, TS: opening}, opening, c.cost, 0), name)
+	}
+}
+
+// TestWaitOfARowThatNeverRecovers is as long as any is said to be, however old the row is.
+func TestWaitOfARowThatNeverRecovers(t *testing.T) {
+	t.Parallel()
+	const longest = time.Duration(bucket.Horizon) * time.Microsecond
+	slow := buckettest.FixedWindow(7, bucket.MaxSpan, 7, opening-century/2)
+	for _, terms := range []bucket.Terms{buckettest.TokenBucket(1, time.Second, 1), slow} {
+		for _, ts := range []int64{bucket.MinInstant, opening - 2*bucket.Horizon, opening} {
+			require.Equal(t, longest, buckettest.Wait(terms, bucket.State{Value: -1e300, TS: ts}, opening, 1, 0), "%d", ts)
+		}
+	}
+	require.Equal(t, longest, buckettest.Wait(slow, bucket.State{Value: -91, TS: slow.Begin(opening)}, opening, 7, 0))
+}
+
+// TestWithin promises that an ask with a Within is refused if the bucket would owe for longer, and allowed after the
+// wait.
+func TestWithin(t *testing.T) {
+	t.Parallel()
+	window, tokens := buckettest.FixedWindow(2, 24*time.Hour, 2, opening), buckettest.TokenBucket(3, time.Second, 3)
+	const forever = time.Duration(bucket.Horizon) * time.Microsecond
+	for name, test := range map[string]struct {
+		terms        bucket.Terms
+		before, cost float64 // taken
+		within, want time.Duration
+	}{
+		"AWindowInItsLastMinute":     {window, 0, 3, time.Minute, 24*time.Hour - time.Minute},
+		"AWindowThatIsSoon":          {window, 0, 3, 24 * time.Hour, 0},
+		"ATokenBucket":               {tokens, 3, 2, 500 * time.Millisecond, 166_667 * time.Microsecond},
+		"ATokenBucketThatIsSoon":     {tokens, 3, 2, 666_667 * time.Microsecond, 0},
+		"ATokenBucketThatIsTooSmall": {tokens, 0, 7, time.Second, forever},
+		"TooMuchIsOwed":              {tokens, 9, 7, time.Minute, time.Second},
+		"NothingOwed":                {tokens, 0, 3, time.Microsecond, 0},
+	} {
+		full := bucket.Answer{Now: opening, State: test.terms.Full(opening)}
+		r := (&bucket.Ask{Terms: test.terms, Cost: test.before, Lowest: -10}).Decide(full)
+		a := bucket.Ask{Terms: test.terms, Cost: test.cost, Lowest: -10, MayOwe: true, Within: test.within}
+		r = a.Decide(r)
+		require.Equal(t, test.want == 0, r.Allowed, name)
+		require.Equal(t, test.want, a.Tell(&r, a.Lowest, &bucket.Content{}).RetryAfter, name)
+		if test.want == 0 {
+			require.LessOrEqual(t, a.ReadyAfter(r), test.within, name)
+		} else if test.want < forever {
+			r.Now += test.want.Microseconds() - 1
+			require.False(t, a.Decide(r).Allowed, name)
+			r.Now++
+			require.True(t, a.Decide(r).Allowed, name)
+		}
+	}
+}
+
+const (
+	opening = buckettest.Opening
+	minute  = buckettest.Minute
+	day     = buckettest.Day
+	century = buckettest.Century
+)
+
+// changeAt returns the terms that hold after one change.
+func changeAt(from int64, before, after bucket.Terms, change bucket.Change) bucket.Terms {
+	return bucket.NewEras([]bucket.Era{{Terms: before}, {From: from, Terms: after, Change: change}}).Holding(from)
+}
+
+func TestOnChangeSetsTheTokens(t *testing.T) {
+	t.Parallel()
+	const from = 1000 * minute
+	perHour := buckettest.TokenBucket(6, time.Hour, 6)
+	for name, test := range map[string]struct {
+		value         float64 // at the change
+		before, after float64 // the capacities
+		change        bucket.Change
+		want          float64
+	}{
+		"keep":                   {1.8, 3, 60, bucket.Keep, 1.8},
+		"scale":                  {1.8, 3, 60, bucket.Scale, 36},
+		"add":                    {1.8, 3, 60, bucket.Add, 58.8},
+		"reset":                  {1.8, 3, 60, bucket.Reset, 60},
+		"scale, full":            {500, 500, 200, bucket.Scale, 200},
+		"keep, lowered":          {400, 500, 200, bucket.Keep, 200},
+		"add, raised":            {200, 500, 900, bucket.Add, 600},
+		"add, lowered":           {200, 500, 100, bucket.Add, -200},
+		"scale, owing":           {-2.75, 6, 3, bucket.Scale, -1.375},
+		"keep, owing":            {-2.75, 6, 3, bucket.Keep, -2.75},
+		"reset, owing":           {-2.75, 6, 3, bucket.Reset, 3},
+		"keep, full stays full":  {3, 3, 60, bucket.Keep, 60},
+		"add, owing":             {-2, 6, 10, bucket.Add, 2},
+		"carry, raised":          {200, 500, 900, bucket.Carry, 600},
+		"carry, lowered":         {200, 500, 100, bucket.Carry, 0},
+		"carry, lowered, left":   {450, 500, 100, bucket.Carry, 50},
+		"carry, owing":           {-2, 6, 4, bucket.Carry, -2},
+		"scale, from no tokens":  {-1, 0, 10, bucket.Scale, -1},
+		"keep, nothing but owed": {-1, 10, 0, bucket.Keep, -1},
+	} {
+		before, after := perHour, perHour
+		before.Capacity, after.Capacity = test.before, test.after
+		terms := changeAt(from, before, after, test.change)
+		got := terms.Settle(bucket.State{Value: test.value, TS: from - 1})
+		require.Equal(t, from, got.TS, name)
+		require.InDelta(t, test.want, got.Value, 1e-5, name)
+		require.Equal(t, got, terms.Settle(got), "%s: settled once", name)
+	}
+}
+
+// A reset has given back what was taken before it, so a credit of that gives nothing more.
+func TestAResetGivesTokensBackOnce(t *testing.T) {
+	t.Parallel()
+	const from = opening + 10*minute
+	for name, terms := range map[string]bucket.Terms{
+		"TokenBucket": buckettest.TokenBucket(10, 24*time.Hour, 10), "FixedWindow": buckettest.FixedWindow(10, 24*time.Hour, 10, 0), "SlidingWindow": slidingTerms(10, 3600*second, 24),
+	} {
+		for taken, want := range map[int64]float64{from - 1: 5, from: 8} {
+			ask := bucket.Ask{Terms: changeAt(from, terms, terms, bucket.Reset)}
+			s, allowed := buckettest.Take(terms, terms.Full(opening), opening, 6, 0)
+			require.True(t, allowed, name)
+			p := bucket.NewPage([]bucket.Ask{ask})
+			p.Now = from + minute
+			p.Put(0, s, false)
+			p.Settle([]bucket.Ask{ask})
+			p.Charge(&ask, 5, bucket.Whenever)
+			p.Charge(&ask, -3, taken)
+			require.InDelta(t, want, buckettest.Tokens(ask.Terms, p.State(&ask), p.Now), 0.01, name)
+		}
+	}
+}
+
+// By the clock of the call its limit has slots, or tokens. It stays so by the clock of the row, whose policy it
+// otherwise follows.
+func TestACallForSlotsStaysOne(t *testing.T) {
+	t.Parallel()
+	slots := bucket.Terms{Capacity: 3, Rate: 3, Steps: 1, Step: day, Kind: bucket.Concurrent{Lease: day}}
+	tokens, more := buckettest.TokenBucket(10, time.Hour, 10), buckettest.TokenBucket(20, time.Hour, 20)
+	eras := bucket.NewEras([]bucket.Era{{Terms: slots}, {From: day, Terms: tokens, Change: bucket.Reset}, {From: 2 * day, Terms: more}})
+	require.Equal(t, 3.0, eras.Holding(0).At(day).Capacity)
+	require.Equal(t, 10.0, eras.Holding(day).At(0).Capacity)
+	require.Equal(t, 20.0, eras.Holding(day).At(2*day).Capacity)
+}
+
+// A window takes tokens back until it ends. A bucket takes back no more than its capacity.
+func TestCreditEndsWithTheWindowAndAtTheCapacity(t *testing.T) {
+	t.Parallel()
+	const second = int64(time.Second / time.Microsecond)
+	terms := buckettest.FixedWindow(10, time.Second, 10, 0)
+	s, allowed := buckettest.Take(terms, terms.Full(second), second, 4, 0)
+	require.True(t, allowed)
+	until := terms.Kind.CreditUntil(terms, second)
+	for _, c := range []struct {
+		now     int64
+		amount  float64
+		credits bool
+		value   float64
+	}{
+		{second, 3, true, 9},
+		{2*second - 1, 3, true, 9},
+		{2*second - 1, 5, true, 10},
+		{2 * second, 3, false, 6}, // the next window is full anyway
+	} {
+		after, credited := terms.Kind.Credit(terms, s, c.now, c.amount, 0, until)
+		require.Equal(t, c.credits, credited, c)
+		require.InDelta(t, c.value, after.Value, 0, c)
+	}
+}

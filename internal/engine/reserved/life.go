@@ -1,0 +1,290 @@
+package reserved
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
+)
+
+// ErrEnded is returned when a reservation has ended in another way than the call asks for.
+var ErrEnded = errors.New("ratelimit: the reservation has ended")
+
+// EndedAs returns the error for a reservation that has ended in a state.
+func EndedAs(state string) error { return fmt.Errorf("%w: it was %s", ErrEnded, state) }
+
+// Owner is the Limiter that a Life belongs to.
+type Owner interface {
+	// Resolve sets the terms that the limits of a reservation have now, and the end of their pauses.
+	Resolve(ctx context.Context, verb string, r *Reservation)
+	// Changed is notified of buckets that are charged or taken from.
+	Changed(asks []bucket.Ask)
+	// Ended is notified of the amounts that the end of a reservation charges to its buckets.
+	Ended(ctx context.Context, r *Reservation, amounts []float64)
+}
+
+// Life changes reservations: in a transaction, in which it locks them, or in the server without one. Then a reservation
+// is read, and written by a statement that returns store.ErrChanged if another call was quicker. A reservation is open,
+// until it is settled, cancelled or expired. Renew opens it again.
+type Life struct {
+	Session     *store.Session
+	Owner       Owner
+	ExpireAfter time.Duration // after a reservation is ready, or was started
+	StaleAfter  time.Duration // after a reservation is ready; 0: never
+	ErrTooMuch  error         // wrapped by errors for costs that a limit can never give
+}
+
+// Lock reads a reservation, and locks it to the end of the transaction.
+func (l *Life) Lock(ctx context.Context, verb, id string) (*Reservation, error) {
+	r, err := In(&l.Session.Unit).LockReservation(ctx, &l.Session.Unit, id, false)
+	if err == nil {
+		l.Owner.Resolve(ctx, verb, r)
+	}
+	return r, err
+}
+
+// LockOr is Lock of a reservation that may be gone. Then it returns lost under the ID, as a reservation that was
+// cancelled now. The caller saves it.
+func (l *Life) LockOr(ctx context.Context, verb, id string, lost *Reservation) (*Reservation, error) {
+	r, err := In(&l.Session.Unit).LockReservation(ctx, &l.Session.Unit, id, true)
+	if err != nil {
+		return nil, err
+	}
+	if len(r.Buckets) == 0 {
+		now, made := r.NowUs, *lost
+		r, made.Buckets = &made, slices.Clone(lost.Buckets) // an attempt may be followed by another one
+		r.ID, r.State, r.NowUs, r.ReadyUs, r.ExpiresUs = id, Cancelled, now, now, now+l.ExpireAfter.Microseconds()
+		if l.StaleAfter > 0 {
+			stale := now + l.StaleAfter.Microseconds()
+			r.StaleUs = &stale
+		}
+	}
+	l.Owner.Resolve(ctx, verb, r)
+	return r, nil
+}
+
+// LockDue locks the due reservations that no other transaction has locked.
+func (l *Life) LockDue(ctx context.Context, ids ...string) ([]*Reservation, error) {
+	due, err := In(&l.Session.Unit).LockDue(ctx, &l.Session.Unit, ids)
+	for _, r := range due {
+		l.Owner.Resolve(ctx, "expire", r)
+	}
+	return due, err
+}
+
+// Save writes a reservation that was locked. Outside a transaction, only the start of its work may have changed, and
+// Save returns store.ErrChanged if the reservation is not as it was read.
+func (l *Life) Save(ctx context.Context, r *Reservation) error {
+	switch {
+	case r.isAsRead():
+		return nil
+	case l.Session.IsOnPool() && l.Session.KeepsInSQL():
+		return l.keepStart(ctx, r)
+	}
+	return In(&l.Session.Unit).SaveReservation(ctx, &l.Session.Unit, r)
+}
+
+// keepStart saves the start of the work of a reservation, and until when that is kept.
+func (l *Life) keepStart(ctx context.Context, r *Reservation) error {
+	return l.Session.Once(ctx, func(ctx context.Context, conn store.Conn) error {
+		k, batch := r.known, &pgx.Batch{}
+		l.Session.Engine().QueueBound(batch, &l.Session.Unit, store.OnceWait)
+		batch.Queue(l.Session.Statement(files, "reservation_keep"), r.ID, k.State, k.ReadyUs, k.StartedUs, k.ExpiresUs,
+			r.StartedUs, r.ExpiresUs)
+		results := conn.SendBatch(ctx, batch)
+		_, err := results.Exec()
+		var tag pgconn.CommandTag
+		if err == nil {
+			tag, err = results.Exec()
+		}
+		if closeErr := results.Close(); err == nil {
+			err = closeErr
+		}
+		if err == nil && tag.RowsAffected() == 0 {
+			err = store.ErrChanged
+		}
+		return err
+	})
+}
+
+// End moves an open reservation to a final state, and charges the amounts to its buckets. It does not change a
+// reservation that is already in that state.
+func (l *Life) End(ctx context.Context, r *Reservation, final string,
+	amounts func(*Reservation) ([]float64, error),
+) error {
+	switch r.State {
+	case final:
+		_, err := amounts(r) // which checks what the call names
+		return err
+	case Open:
+	default:
+		return EndedAs(r.State)
+	}
+	due, err := amounts(r)
+	if err != nil {
+		return err
+	}
+	return l.finish(ctx, final, func(*Reservation) []float64 { return due }, r)
+}
+
+// Expire ends reservations that LockDue has locked.
+func (l *Life) Expire(ctx context.Context, due ...*Reservation) error {
+	return l.finish(ctx, Expired, (*Reservation).Released, due...)
+}
+
+// finish saves the final state of reservations, and charges the buckets of all of them together, so that their rows are
+// locked in order.
+func (l *Life) finish(ctx context.Context, final string, amounts func(*Reservation) []float64,
+	all ...*Reservation,
+) error {
+	var charges []store.Charge
+	var ends []store.End
+	dues, inSQL := make([][]float64, len(all)), l.Session.KeepsInSQL()
+	for i, r := range all {
+		due := amounts(r)
+		dues[i] = due
+		if slices.ContainsFunc(due, func(amount float64) bool { return amount != 0 }) {
+			if StuckOf(ctx).Contains(r) {
+				return ErrStuck
+			}
+			charges = append(charges, r.Charge(due))
+		}
+		r.State, r.ExpiresUs = final, max(r.ExpiresUs, r.NowUs)
+		if final == Settled {
+			r.settle(due)
+		}
+		if inSQL {
+			ends = append(ends, r.end())
+		} else if err := l.Save(ctx, r); err != nil {
+			return err
+		}
+	}
+	for i := range charges {
+		defer l.Owner.Changed(charges[i].Asks)
+	}
+	var err error
+	if inSQL && len(ends) > 0 {
+		err = l.Session.EndRows(ctx, ends, charges...)
+	} else if len(charges) > 0 {
+		err = l.Session.Charge(ctx, charges...)
+	}
+	for i, r := range all {
+		if err == nil {
+			l.Owner.Ended(ctx, r, dues[i])
+		}
+	}
+	return err
+}
+
+// Start starts the work of a reservation if it may run, or returns how long that takes. restarted reports whether it
+// was started before. again is whether a cancelled reservation is taken again. The caller saves the reservation.
+func (l *Life) Start(ctx context.Context, r *Reservation, again bool) (wait time.Duration, restarted bool, err error) {
+	switch {
+	case r.State == Cancelled && !again:
+		return 0, false, EndedAs(r.State)
+	case r.PausedUntil > r.NowUs: // it keeps its slot, unless that is stale by then
+		l.keep(r, r.PausedUntil)
+		return r.until(r.PausedUntil), r.StartedUs != nil, nil
+	case r.State == Cancelled, r.State == Expired && r.Release: // its tokens were returned, also if it was started
+		return l.renew(ctx, r, true)
+	case r.StartedUs != nil: // it is alive: it must not be forgotten before its next attempt
+		l.keep(r, r.NowUs)
+		return 0, true, nil
+	case r.State == Settled: // early; it keeps its slot
+		return r.until(r.ReadyUs), false, nil
+	case r.StaleUs != nil && r.NowUs >= *r.StaleUs:
+		return l.renew(ctx, r, true)
+	}
+	if wait = r.until(r.ReadyUs); wait == 0 {
+		r.StartedUs = new(r.NowUs)
+	}
+	return wait, false, nil
+}
+
+// keep keeps a reservation for ExpireAfter from an instant, at least.
+func (l *Life) keep(r *Reservation, from int64) {
+	r.ExpiresUs = max(r.ExpiresUs, from+l.ExpireAfter.Microseconds())
+}
+
+// until returns how long it takes until an instant.
+func (r *Reservation) until(us int64) time.Duration {
+	return time.Duration(max(0, us-r.NowUs)) * time.Microsecond
+}
+
+// Renew takes again what the reservation took, and moves it to its new slot. It returns the wait for that, or the wait
+// until it can be tried again, without a change. The caller saves the reservation.
+func (l *Life) Renew(ctx context.Context, r *Reservation) (wait time.Duration, err error) {
+	wait, _, err = l.renew(ctx, r, false)
+	return wait, err
+}
+
+// renew is Renew for work that starts, if it may and starts is true. restarted is false.
+func (l *Life) renew(ctx context.Context, r *Reservation, starts bool) (wait time.Duration, restarted bool, err error) {
+	asks := r.Asks()
+	for i := range asks {
+		a := &asks[i]
+		if bucket.Holds(&a.Terms) { // by now; of slots nothing was reserved
+			a.Cost, a.Lowest, a.MayOwe = 0, -math.MaxFloat64, false
+		} else if !(a.Terms.Capacity-a.Cost >= a.Lowest) {
+			return 0, false, fmt.Errorf("%w: the reservation cost %v of %q, which by now can never give more than %v at once",
+				l.ErrTooMuch, a.Cost, a.Key.Name, a.Terms.Capacity-a.Lowest)
+		}
+	}
+	inSQL := l.Session.KeepsInSQL() && r.known != nil && !bucket.AnyHolds(asks)
+	var answers []bucket.Answer
+	switch {
+	case inSQL:
+		answers, _, err = l.Session.ReserveAgain(ctx, asks, r.row(starts))
+	case l.Session.KeepsInSQL() && l.Session.IsOnPool():
+		err = store.ErrNeedsTx
+	default:
+		c := store.Call{Question: store.Question{Verb: "renew", Asks: asks}}
+		err = l.Session.Decide(ctx, &c)
+		answers = c.Answers
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	if !bucket.AllAllowed(answers) {
+		for i := range asks {
+			wait = max(wait, asks[i].Tell(&answers[i], asks[i].Lowest, &bucket.Content{}).RetryAfter)
+		}
+		return wait, false, nil
+	}
+	l.Owner.Changed(asks)
+	for i := range asks {
+		r.Buckets[i].Now = asks[i].Terms
+	}
+	r.reopen(ReadyAt(asks, answers, r.PausedUntil))
+	now := answers[0].Now
+	if starts && r.ReadyUs <= now {
+		r.StartedUs = &now
+	}
+	if inSQL { // it's written
+		r.setKnown()
+	}
+	return time.Duration(r.ReadyUs-now) * time.Microsecond, false, nil
+}
+
+// row returns what ReserveAgain keeps.
+func (r *Reservation) row(starts bool) *store.Row {
+	row := &store.Row{
+		ID: r.ID, NotBeforeUs: r.PausedUntil, ExpireUs: r.ExpiresUs - r.ReadyUs, Release: r.Release, Known: r.known,
+		Starts: starts,
+	}
+	if r.StaleUs != nil {
+		row.StaleUs = new(*r.StaleUs - r.ReadyUs)
+	}
+	for i := range r.Buckets {
+		row.Plans = append(row.Plans, r.Buckets[i].Plan)
+	}
+	return row
+}

@@ -1,0 +1,362 @@
+package reserved
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
+	"github.com/pgratelimit/pgratelimit/internal/engine/store"
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+)
+
+// shelf is a bucket of a book.
+type shelf struct {
+	key   bucket.Key
+	terms bucket.Terms
+	list  []bucket.Era
+	eras  *bucket.Eras // nil: the terms change in the code
+}
+
+// book are buckets, reservations of several of them, and the clock.
+type book struct {
+	src     buckettest.Seeded
+	pool    *pgxpool.Pool
+	session *store.Session
+	draw    func(buckettest.Source) bucket.Terms
+	overEra bool
+	shelves []*shelf
+	now     int64
+	ids     []string
+	refused int
+}
+
+// shifts are windows of seven hours and of eight, in turn.
+type shifts struct{}
+
+const hour = int64(time.Hour / time.Microsecond)
+
+func (shifts) Begin(i int64) int64 { return (i/2*15 + i%2*7) * hour }
+
+func (s shifts) Index(at int64) int64 {
+	i := at / (15 * hour) * 2
+	if at >= s.Begin(i+1) {
+		i++
+	}
+	return i
+}
+
+func (shifts) String() string { return "shifts" }
+
+// drawShifts draws a policy over shifts.
+func drawShifts(src buckettest.Source) bucket.Terms {
+	rate := float64(1 + src.Pick(20))
+	return bucket.Terms{Kind: bucket.Steps{}, Capacity: rate, Rate: rate, Step: hour, Steps: 1, MaxOwed: rate, Reserves: true, Windows: shifts{}}
+}
+
+// TestReservationsOfSeveralAgree runs random histories of calls on reservations of several buckets, alone and in
+// transactions of each isolation level, as TestReserveAndSettleAgree does for one bucket.
+func TestReservationsOfSeveralAgree(t *testing.T) {
+	t.Parallel()
+	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		for name, kind := range map[string]struct {
+			draw func(buckettest.Source) bucket.Terms
+			eras bool
+		}{
+			"Everyday": {buckettest.Everyday, false}, "Extreme": {buckettest.Extreme, false}, "EverydayOverEras": {buckettest.Everyday, true},
+			"Shifts": {drawShifts, false},
+		} {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				h := &book{src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, 0))}, pool: postgrestest.New(t), draw: kind.draw, overEra: kind.eras}
+				s := store.New(store.Options{Schema: store.DefaultSchema, AsOf: func() *int64 { return new(h.now) }}).OnPool(h.pool, owner{h.pool})
+				h.session, h.now = &s, buckettest.Opening-buckettest.Minute
+				for i := range 3 {
+					h.shelves = append(h.shelves, &shelf{key: bucket.Key{Name: fmt.Sprint("limit ", i), Key: "key"}})
+				}
+				for n := range testsize.Of(200, 1000) {
+					if n%60 == 0 {
+						h.redraw()
+					}
+					h.step(t)
+				}
+				require.Positive(t, h.refused)
+			})
+		}
+	})
+}
+
+// redraw draws the policies.
+func (h *book) redraw() {
+	for _, b := range h.shelves {
+		if b.terms, b.eras = h.draw(h.src), nil; h.overEra {
+			b.list = buckettest.DrawEras(h.src, h.draw)
+			b.eras = bucket.NewEras(b.list)
+		}
+	}
+}
+
+// at returns the terms that hold at an instant.
+func (b *shelf) at(now int64) bucket.Terms {
+	if b.eras != nil {
+		return b.eras.Holding(now)
+	}
+	return b.terms.On(now)
+}
+
+func (h *book) step(t *testing.T) {
+	t.Helper()
+	b := buckettest.One(h.src, h.shelves...)
+	terms := b.at(h.now)
+	switch h.src.Pick(9) {
+	case 0:
+	case 1:
+		h.now++
+	case 2:
+		h.now -= int64(h.src.Unit() * float64(buckettest.Minute))
+	case 3:
+		h.now = terms.Begin(h.now) + terms.Step - int64(h.src.Pick(2))
+	case 4:
+		if b.eras != nil {
+			if from := buckettest.One(h.src, b.list...).From; from > math.MinInt64 {
+				h.now = from + int64(h.src.Pick(3)-1)
+			}
+		}
+	default:
+		h.now += int64(h.src.Unit() * 2 * float64(buckettest.Period(terms)) * buckettest.One(h.src, 1, 0.01))
+	}
+	if year := time.UnixMicro(h.now).Year(); year < 1971 || year > 4000 {
+		h.now = buckettest.Opening
+	}
+	if h.src.Pick(20) == 0 {
+		_, err := h.pool.Exec(t.Context(), buckettest.One(h.src, `DELETE FROM ratelimit.buckets`, `UPDATE ratelimit.buckets SET value = value / 2`,
+			`UPDATE ratelimit.buckets SET ts = ts + 7200000000`, `UPDATE ratelimit.buckets SET capacity = capacity + 1`))
+		require.NoError(t, err)
+	}
+	switch {
+	case len(h.ids) == 0 || h.src.Pick(3) == 0:
+		h.reserve(t)
+	case h.src.Pick(3) == 0:
+		h.renew(t)
+	default:
+		h.end(t)
+	}
+}
+
+// byNow gives reservations the terms of the book.
+type byNow struct {
+	resolving
+
+	h *book
+}
+
+func (o byNow) Resolve(_ context.Context, _ string, r *Reservation) {
+	for i := range r.Buckets {
+		for _, b := range o.h.shelves {
+			if b.key == r.Buckets[i].Key {
+				r.Buckets[i].Now = b.at(o.h.now)
+			}
+		}
+	}
+}
+
+// life returns the operations on reservations.
+func (h *book) life(s *store.Session) *Life {
+	return &Life{Session: s, Owner: byNow{h: h}, ExpireAfter: time.Hour, ErrTooMuch: errTooMuch}
+}
+
+var errTooMuch = errors.New("too much")
+
+// end settles a reservation, cancels it, or lets it expire.
+func (h *book) end(t *testing.T) {
+	t.Helper()
+	i := h.src.Pick(len(h.ids))
+	id := h.ids[i]
+	h.ids = slices.Delete(h.ids, i, i+1)
+	want := h.reservation(t, id)
+	byNow{h: h}.Resolve(t.Context(), "", want)
+	final, amounts := buckettest.One(h.src, Settled, Settled, Cancelled, Expired), want.Released()
+	switch final {
+	case Cancelled:
+		amounts = want.Credit()
+	case Settled:
+		for i := range amounts {
+			cost := want.Buckets[i].Cost * buckettest.One(h.src, 0, 0.5, 1, 1, 1.5, h.src.Unit(), 3*h.src.Unit())
+			amounts[i] = cost - want.Buckets[i].Cost
+		}
+	}
+	charge := want.Charge(amounts)
+	p := h.page(t, charge.Asks)
+	for i := range amounts {
+		p.Charge(&charge.Asks[i], charge.Amounts[i], charge.Taken[i])
+	}
+	if want.State, want.ExpiresUs = final, max(want.ExpiresUs, h.now); final == Settled {
+		want.settle(amounts)
+	}
+	h.in(t, func(s *store.Session) error {
+		life := h.life(s)
+		r, err := life.Lock(t.Context(), "settle", id)
+		if err != nil || final == Expired {
+			if err == nil {
+				err = life.Expire(t.Context(), r)
+			}
+			return err
+		}
+		return life.End(t.Context(), r, final, func(*Reservation) ([]float64, error) { return amounts, nil })
+	})
+	h.requireRows(t, p, fmt.Sprintf("%s with %v", final, amounts))
+	h.requireStored(t, want)
+}
+
+// requireStored compares a reservation with its row.
+func (h *book) requireStored(t *testing.T, want *Reservation) {
+	t.Helper()
+	stored := h.reservation(t, want.ID)
+	for i := range want.Buckets {
+		want.Buckets[i].Now = bucket.Terms{}
+	}
+	want.NowUs = stored.NowUs
+	require.Equal(t, want, stored, "at %d", h.now)
+}
+
+// renew renews a reservation, or starts one that has lost its turn.
+func (h *book) renew(t *testing.T) {
+	t.Helper()
+	want := h.reservation(t, buckettest.One(h.src, h.ids...))
+	byNow{h: h}.Resolve(t.Context(), "", want)
+	asks := want.Asks()
+	for i := range asks {
+		if !(asks[i].Terms.Capacity-asks[i].Cost >= asks[i].Lowest) {
+			return
+		}
+	}
+	starts := want.StaleUs != nil && want.StartedUs == nil && h.now >= *want.StaleUs
+	p := h.page(t, asks)
+	answers := p.Take(asks, nil)
+	if allowed := bucket.AllAllowed(answers); allowed {
+		for i := range asks {
+			want.Buckets[i].Now = asks[i].Terms
+		}
+		if want.reopen(ReadyAt(asks, answers, 0)); starts && want.ReadyUs <= answers[0].Now {
+			want.StartedUs = &answers[0].Now
+		}
+	}
+	h.in(t, func(s *store.Session) error {
+		life := h.life(s)
+		r, err := life.Lock(t.Context(), "renew", want.ID)
+		require.NoError(t, err)
+		if starts {
+			_, _, err = life.Start(t.Context(), r, false)
+		} else {
+			_, err = life.Renew(t.Context(), r)
+		}
+		if err == nil {
+			err = life.Save(t.Context(), r)
+		}
+		return err
+	})
+	h.requireRows(t, p, "renew")
+	h.requireStored(t, want)
+}
+
+// page returns the page on which Go decides.
+func (h *book) page(t *testing.T, asks []bucket.Ask) *bucket.Page {
+	t.Helper()
+	p := bucket.NewPage(asks)
+	p.Now = h.now
+	for i := range p.Rows {
+		var s bucket.State
+		k := p.Rows[i].Key
+		err := h.pool.QueryRow(t.Context(), `SELECT value, ts, capacity FROM ratelimit.buckets WHERE name = $1 AND key = $2`, k.Name, k.Key).
+			Scan(&s.Value, &s.TS, &s.Capacity)
+		if err != nil {
+			require.ErrorIs(t, err, pgx.ErrNoRows)
+			s = p.Rows[i].Terms.Full(h.now)
+		}
+		p.Put(i, s, err != nil)
+	}
+	p.SetNow(asks)
+	p.Settle(asks)
+	return p
+}
+
+// in runs call alone, or in a transaction.
+func (h *book) in(t *testing.T, call func(s *store.Session) error) {
+	t.Helper()
+	(&ledger{src: h.src, pool: h.pool, session: h.session}).in(t, call)
+}
+
+// requireRows compares the rows that have changed with those of a page.
+func (h *book) requireRows(t *testing.T, p *bucket.Page, of string) {
+	t.Helper()
+	p.Changes(func(k bucket.Key, want bucket.State) {
+		var got bucket.State
+		require.NoError(t, h.pool.QueryRow(t.Context(), `SELECT value, ts, capacity FROM ratelimit.buckets WHERE name = $1 AND key = $2`, k.Name, k.Key).
+			Scan(&got.Value, &got.TS, &got.Capacity))
+		require.Equal(t, [3]any{want.Value, want.TS, want.Capacity}, [3]any{got.Value, got.TS, got.Capacity}, "%s: %s at %d", of, k.Name, h.now)
+	})
+}
+
+// reservation returns the row of a reservation.
+func (h *book) reservation(t *testing.T, id string) *Reservation {
+	t.Helper()
+	return (&ledger{session: h.session}).reservation(t, id)
+}
+
+func (h *book) reserve(t *testing.T) {
+	t.Helper()
+	resolved := h.now
+	if h.src.Pick(3) == 0 { // what a process takes to be the instant
+		resolved += int64((h.src.Unit()*2 - 1) * float64(buckettest.Day))
+	}
+	var asks []bucket.Ask
+	for _, b := range h.shelves {
+		terms := b.at(resolved)
+		a := bucket.Ask{Key: b.key, Terms: terms, Lowest: -terms.MaxOwed, MayOwe: true, Unenforced: h.src.Pick(5) == 0}
+		a.Cost = (terms.Capacity + min(terms.MaxOwed, 3*terms.Capacity+terms.Rate)) * h.src.Unit() * buckettest.One(h.src, 1, 0.5, 0.1)
+		now := b.at(h.now)
+		if h.src.Pick(4) > 0 && a.Cost > 0 && buckettest.Possible(terms, a.Cost, a.Lowest) && buckettest.Possible(now, a.Cost, -now.MaxOwed) {
+			asks = append(asks, a)
+		}
+	}
+	if len(asks) == 0 {
+		return
+	}
+	keep := Keeping{
+		StaleAfter: time.Duration(h.src.Pick(2)) * time.Minute, ExpireAfter: time.Hour, Release: h.src.Pick(2) == 0,
+		NotBefore: h.now + int64(h.src.Pick(3)-1)*1e6, Plans: slices.Repeat([]string{buckettest.One(h.src, "", "pro")}, len(asks)),
+	}
+	model := slices.Clone(asks)
+	p := h.page(t, model)
+	answers := p.Take(model, nil)
+	c := store.Call{Question: store.Question{Verb: "reserve", Asks: asks, Reserve: &keep}}
+	h.in(t, func(s *store.Session) error { return s.Decide(t.Context(), &c) })
+	h.requireRows(t, p, "reserve")
+	for i := range answers {
+		require.Equal(t, answers[i].Allowed, c.Answers[i].Allowed, "%d: %+v at %d", i, asks[i], h.now)
+	}
+	if !bucket.AllAllowed(answers) {
+		h.refused++
+		require.Nil(t, c.Record)
+		return
+	}
+	got, _ := c.Record.(*Reservation)
+	want, _ := keep.Record(model, answers).(*Reservation)
+	stored := h.reservation(t, got.ID)
+	require.Equal(t, [2]any{stored.ReadyUs, stored.StaleUs}, [2]any{got.ReadyUs, got.StaleUs})
+	want.ID, want.NowUs = stored.ID, stored.NowUs
+	require.Equal(t, want, stored, "at %d: %+v", h.now, answers)
+	h.ids = append(h.ids, got.ID)
+}

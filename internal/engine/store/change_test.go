@@ -1,0 +1,258 @@
+package store
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+)
+
+// count returns the number of rows.
+func (s *stand) count() (rows int) {
+	s.Helper()
+	require.NoError(s, s.pool.QueryRow(s.Context(), `SELECT count(*) FROM ratelimit.buckets`).Scan(&rows))
+	return rows
+}
+
+// credit gives three tokens back that were taken at an instant.
+func (s *stand) credit(a bucket.Ask, taken int64) {
+	s.Helper()
+	require.NoError(s, s.Charge(s.Context(), Charge{[]bucket.Ask{a}, []float64{-3}, []int64{taken}}))
+}
+
+// A credit fills a bucket to its capacity, and no further.
+func TestACreditEndsAtTheCapacity(t *testing.T) {
+	t.Parallel()
+	s, l := newStand(t), still("still", 10)
+	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
+	for _, left := range []float64{9, 10} {
+		s.credit(l.ask("ada", 0), bucket.Whenever)
+		require.Equal(t, 10-left, spent(t, s.pool, l))
+	}
+}
+
+// A call makes no row for a bucket from which it takes nothing, also when it takes tokens from another bucket.
+func TestNoRowIsMadeForACostOfZero(t *testing.T) {
+	t.Parallel()
+	for name, inTx := range map[string]bool{"Alone": false, "InATransaction": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, l := newStand(t), still("still", 10)
+			tx, decides := s.tx(), s.Session
+			if inTx {
+				bound := s.InTx(tx, owner{s.pool}, nil)
+				decides = &bound
+			}
+			c := taking(l.ask("ada", 4), l.ask("bob", 0))
+			require.NoError(t, decides.Decide(t.Context(), c))
+			require.True(t, bucket.AllAllowed(c.Answers))
+			require.NoError(t, tx.Commit(t.Context()))
+			require.Equal(t, []string{"still ada"}, s.freeRows())
+		})
+	}
+}
+
+// A credit of tokens of a window ends with the window: later it changes no row, and makes none.
+func TestACreditEndsWithItsWindow(t *testing.T) {
+	t.Parallel()
+	s, l := newStand(t), fixedWindow("window", 10, time.Minute, 10, 0)
+	l.terms.PhaseByKey, l.terms.Phase = false, bucket.MinInstant
+	l.terms.Phase = l.terms.Begin(opening) - l.terms.Step
+	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
+	s.credit(l.ask("ada", 0), opening)
+	require.Equal(t, []float64{9}, s.held(l.ask("ada", 0)))
+
+	s.now += l.terms.Step
+	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
+	s.credit(l.ask("ada", 0), opening)
+	s.credit(l.ask("bob", 0), opening)
+	require.Equal(t, []float64{6}, s.held(l.ask("ada", 0)))
+	require.Equal(t, 1, s.count())
+}
+
+// Prune deletes a bucket that is full under each policy of its limit, and keeps a bucket that is full under only one of
+// them.
+func TestPruneKeepsABucketUnlessItIsFullUnderEachPolicy(t *testing.T) {
+	t.Parallel()
+	s, small, large := newStand(t), still("still", 10), still("still", 100)
+	s.makeRows("full", large)
+	s.makeRows("half", small)
+	s.now += time.Hour.Microseconds()
+	pages, err := s.Engine().PrunePages(t.Context(), &s.Unit)
+	require.NoError(t, err)
+	deleted := int64(0)
+	for !pages.IsDone() {
+		n, gotLock, err := s.Engine().Prune(t.Context(), &s.Unit, pages, map[string][]bucket.Terms{"still": {small.terms, large.terms}})
+		require.NoError(t, err)
+		require.True(t, gotLock)
+		deleted += n
+	}
+	require.Equal(t, int64(1), deleted)
+	require.Equal(t, []string{"still half"}, s.freeRows())
+}
+
+// A row is spare if it was full under each policy, counted from its last slice, and its leases had ended. So says
+// spare_1, too.
+func TestIsSpare(t *testing.T) {
+	t.Parallel()
+	const second = int64(time.Second / time.Microsecond)
+	small, large := tokenBucket("spare", 1, time.Second, 10, 0).terms, tokenBucket("spare", 1, time.Second, 20, 0).terms
+	until, pool := opening-PruneIdle.Microseconds(), postgrestest.New(t)
+	for name, test := range map[string]struct {
+		row  bucket.State
+		want bool
+	}{
+		"Full":          {bucket.State{Value: 20, TS: until}, true},
+		"FullByNow":     {bucket.State{TS: until - 20*second}, true},
+		"FullUnderOne":  {bucket.State{Value: 10, TS: until}, false},
+		"Young":         {bucket.State{Value: 20, TS: until + 1}, false},
+		"ALaterSlice":   {bucket.State{TS: until - 20*second, Parts: &bucket.Parts{Taken: []float64{1e6}}}, false},
+		"ALeaseIsOver":  {bucket.State{Value: 20, TS: until, Parts: &bucket.Parts{Leases: []int64{1, 1, until, 1}}}, true},
+		"ALeaseIsHeld":  {bucket.State{Value: 20, TS: until, Parts: &bucket.Parts{Leases: []int64{1, 1, until + 1, 1}}}, false},
+		"OfAnotherKind": {bucket.State{Value: 20, TS: until, Parts: &bucket.Parts{}}, true},
+	} {
+		policies := []bucket.Terms{small, large}
+		require.Equal(t, test.want, IsSpare(policies, opening)(test.row), name)
+		var taken []float64
+		var leased []int64
+		if p := test.row.Parts; p != nil {
+			taken = p.Taken
+			if p.Leases != nil {
+				leased = []int64{p.Leases[0], p.Leases[2], p.Leases[2]}
+			}
+		}
+		c, spare := columnsOf(distinct(policies)), false
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT ratelimit.spare_1($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`, test.row.Value, test.row.TS,
+			test.row.Capacity, taken, leased, until, c.capacities, c.rates, c.stepUs, c.steps).Scan(&spare))
+		require.Equal(t, test.want, spare, name)
+	}
+}
+
+// In a transaction that a statement has aborted, each operation returns the error of Postgres.
+func TestAnAbortedTransactionIsAnError(t *testing.T) {
+	t.Parallel()
+	outside, l := newStand(t), still("still", 10)
+	tx := outside.tx()
+	_, err := tx.Exec(t.Context(), "SELECT 1/0")
+	require.Error(t, err)
+	s := outside.InTx(tx, owner{outside.pool}, nil)
+	ada, bob := l.ask("ada", 1), l.ask("bob", 1)
+	for name, do := range map[string]func() error{
+		"TakeOne":     func() error { return s.Decide(t.Context(), taking(ada)) },
+		"TakeSeveral": func() error { return s.Decide(t.Context(), taking(ada, bob)) },
+		"Reserve":     func() error { return s.Decide(t.Context(), reserving(ada, bob)) },
+		"Fill":        func() error { return s.Fill(t.Context(), []bucket.Ask{ada}) },
+		"Charge": func() error {
+			return s.Charge(t.Context(), Charge{[]bucket.Ask{ada}, []float64{-1}, []int64{bucket.Whenever}})
+		},
+	} {
+		require.Equal(t, "25P02", pgerr.Code(do()), name)
+	}
+}
+
+// claiming notes whether the caller could still leave the call when its record was made.
+type claiming struct {
+	keeping
+
+	call *Call
+	left *bool
+}
+
+func (k claiming) Row() Row {
+	*k.left = k.call.Leave()
+	return k.keeping.Row()
+}
+
+// A batch of one Reserve claims it before it keeps a record: from then on its caller waits for the commit. If the
+// caller has left before, nothing is taken.
+func TestALoneReserveIsClaimed(t *testing.T) {
+	t.Parallel()
+	s, asks := newStand(t), tokenBucket("still", 1, 3600e9, 10, 0)
+	stays, left := reserving(asks.ask("stays", 4)), false
+	stays.Reserve = claiming{call: stays, left: &left}
+	s.batch(stays)
+	require.False(t, left, "the call was not claimed")
+	require.True(t, stays.isAllowed(t))
+	require.NotNil(t, stays.Record)
+
+	gone := reserving(asks.ask("gone", 4))
+	gone.Queueable().StartAlone()
+	require.True(t, gone.Leave())
+	require.Empty(t, s.Session.Run(t.Context(), []*Call{gone}, nil))
+	require.Nil(t, gone.Record)
+	require.Equal(t, []float64{10}, s.held(asks.ask("gone", 0)))
+}
+
+// A batch of Reserves is one round trip, also for one bucket. Each is decided by itself, in their order, and keeps a
+// record if it is allowed.
+func TestABatchOfReservesIsOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	s, l := newStand(t), still("still", 10)
+	l.terms.MaxOwed = 5
+	calls := []*Call{
+		reserving(l.ask("bob", 1)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 8)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 3)),
+		reserving(l.ask("ada", 1), l.ask("eve", 1)), reserving(l.ask("bob", 1), l.ask("eve", 2)),
+	}
+	s.batch(calls...)
+	require.Equal(t, 1, s.pool.trips)
+	for i, want := range []bool{true, true, true, false, true, false, true} {
+		require.Equal(t, want, calls[i].isAllowed(t), "call %d", i)
+		require.Equal(t, want, calls[i].Record != nil, "call %d", i)
+	}
+	require.Equal(t, []float64{-5, 8, 8}, s.held(l.ask("ada", 0), l.ask("bob", 0), l.ask("eve", 0)))
+}
+
+// TestOnlyTheLimitersOwnTransactionsAreRelaxed protects other transactions: one over several servers of Citus could
+// lose half of its rows.
+func TestOnlyTheLimitersOwnTransactionsAreRelaxed(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	own := NewOwnTx(conn.Conn(), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, conn.Release)
+	t.Cleanup(func() { require.NoError(t, own.Rollback(context.WithoutCancel(t.Context()))) }) // the pool waits for the connection
+	for want, tx := range map[string]Conn{"on": begin(t, pool), "off": own} {
+		u := &Unit{Store: New(Options{Schema: DefaultSchema, RelaxedCommit: true}), conn: tx, mode: ownTx}
+		_, err := tx.Exec(t.Context(), "SET LOCAL synchronous_commit TO on")
+		require.NoError(t, err)
+		require.NoError(t, u.relax(t.Context(), nil))
+		rows, err := tx.Query(t.Context(), "SHOW synchronous_commit")
+		require.NoError(t, err)
+		found, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		require.Equal(t, want, found)
+	}
+}
+
+// A call that locks a row and changes it writes it once: each write is logged.
+func TestAChangeWritesItsRowOnce(t *testing.T) {
+	t.Parallel()
+	s, l := newStand(t), still("still", 10)
+	s.makeRows("ada", l)
+	asks := []bucket.Ask{l.ask("ada", 1)}
+	charge := func(amount float64) func(in *Session) error {
+		return func(in *Session) error {
+			return in.Charge(t.Context(), Charge{asks, []float64{amount}, []int64{bucket.Whenever}})
+		}
+	}
+	for _, change := range []func(in *Session) error{
+		charge(3), charge(-1), func(in *Session) error { return in.Fill(t.Context(), asks) },
+	} {
+		tx := s.tx()
+		written := func() (n int) {
+			require.NoError(t, tx.QueryRow(t.Context(), `SELECT coalesce(sum(n_tup_ins + n_tup_upd), 0) FROM pg_stat_xact_user_tables
+				WHERE schemaname = 'ratelimit' AND relname = 'buckets'`).Scan(&n))
+			return n
+		}
+		in, before := s.InTx(tx, owner{s.pool}, nil), written()
+		require.NoError(t, change(&in))
+		require.Equal(t, before+1, written())
+		require.NoError(t, tx.Rollback(t.Context()))
+	}
+}

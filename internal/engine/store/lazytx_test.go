@@ -1,0 +1,179 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/roundtrips"
+)
+
+// firstUses are what may come first in a transaction. Each returns what it learns.
+var firstUses = map[string]func(ctx context.Context, tx pgx.Tx) (any, error){
+	"Exec": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		tag, err := tx.Exec(ctx, `INSERT INTO lazy SELECT generate_series(1, $1)`, 3)
+		return tag.String(), err
+	},
+	"Script": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		tag, err := tx.Exec(ctx, `INSERT INTO lazy VALUES (7); INSERT INTO lazy VALUES (8), (9)`)
+		return tag.String(), err
+	},
+	"Query": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		rows, err := tx.Query(ctx, `INSERT INTO lazy SELECT generate_series(1, @most) RETURNING n`, pgx.NamedArgs{"most": 3})
+		if err != nil {
+			return nil, err
+		}
+		return pgx.CollectRows(rows, pgx.RowTo[int])
+	},
+	"QueryInAMode": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		rows, err := tx.Query(ctx, `SELECT $1::text`, pgx.QueryExecModeExec, "text")
+		if err != nil {
+			return nil, err
+		}
+		return pgx.CollectRows(rows, pgx.RowTo[string])
+	},
+	"QueryRow": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		var level string
+		return &level, tx.QueryRow(ctx, `SELECT current_setting($1)`, "transaction_isolation").Scan(&level)
+	},
+	"NoRow": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		return nil, tx.QueryRow(ctx, `SELECT FROM lazy`).Scan()
+	},
+	"SendBatch": func(ctx context.Context, tx pgx.Tx) (n any, err error) {
+		batch := &pgx.Batch{}
+		batch.Queue(`INSERT INTO lazy VALUES (1)`)
+		batch.Queue(`SELECT count(*) FROM lazy`).QueryRow(func(row pgx.Row) error { return row.Scan(&n) })
+		return n, tx.SendBatch(ctx, batch).Close()
+	},
+	"EmptyBatch": func(ctx context.Context, tx pgx.Tx) (any, error) { return nil, tx.SendBatch(ctx, &pgx.Batch{}).Close() },
+	"CopyFrom": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		return tx.CopyFrom(ctx, pgx.Identifier{"lazy"}, []string{"n"}, pgx.CopyFromRows([][]any{{1}, {2}}))
+	},
+	"Prepare": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		if _, err := tx.Prepare(ctx, "lazy", `SELECT count(*) FROM lazy WHERE n > $1`); err != nil {
+			return nil, err
+		}
+		rows, _ := tx.Query(ctx, "lazy", 0)
+		return pgx.CollectExactlyOneRow(rows, pgx.RowTo[int])
+	},
+	"LargeObjects": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		objects := tx.LargeObjects()
+		id, err := objects.Create(ctx, 0)
+		if err != nil {
+			return nil, err
+		}
+		object, err := objects.Open(ctx, id, pgx.LargeObjectModeRead)
+		if err != nil {
+			return nil, err
+		}
+		return io.ReadAll(object)
+	},
+	"Begin": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		return nil, pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO lazy VALUES (1)`)
+			return err
+		})
+	},
+	"Conn": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		_, err := tx.Conn().Exec(ctx, `INSERT INTO lazy VALUES ($1)`, 1)
+		return nil, err
+	},
+	"Nothing": func(context.Context, pgx.Tx) (any, error) { return "", nil },
+	"AnUnknownTable": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		rows, err := tx.Query(ctx, `SELECT n FROM unknown WHERE n = $1`, 1)
+		if err == nil {
+			_, err = pgx.CollectRows(rows, pgx.RowTo[int])
+		}
+		return nil, err
+	},
+	"AFailure": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		_, err := tx.Exec(ctx, `INSERT INTO lazy VALUES (1 / $1::integer)`, 0)
+		return nil, err
+	},
+	"AFailureInABatch": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		batch := &pgx.Batch{}
+		batch.Queue(`INSERT INTO lazy VALUES (1 / $1::integer)`, 0)
+		return nil, tx.SendBatch(ctx, batch).Close()
+	},
+}
+
+// A LazyTx answers to each first use as a transaction of pgx, is in the same state behind it, and leaves the same rows.
+func TestALazyTxIsATransaction(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
+			pool := postgrestest.New(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			options := pgx.TxOptions{IsoLevel: pgx.Serializable}
+			_, err := pool.Exec(t.Context(), `CREATE TABLE lazy (n integer)`)
+			require.NoError(t, err)
+			for name, use := range firstUses {
+				t.Run(name, func(t *testing.T) { // not parallel: they share the table
+					run := func(tx pgx.Tx) (seen []any) {
+						got, err := use(t.Context(), tx)
+						status := byte('I')
+						if name != "Nothing" {
+							status = tx.Conn().PgConn().TxStatus()
+						}
+						seen = append(seen, got, errText(err), string(status))
+						_, err = tx.Exec(t.Context(), `INSERT INTO lazy VALUES (100)`)
+						seen = append(seen, errText(err), errText(tx.Commit(t.Context())), errText(tx.Commit(t.Context())))
+						var rows int
+						require.NoError(t, pool.QueryRow(t.Context(), `SELECT count(*) FROM lazy`).Scan(&rows))
+						_, err = pool.Exec(t.Context(), `TRUNCATE lazy`)
+						require.NoError(t, err)
+						return append(seen, rows)
+					}
+					begun, err := pool.BeginTx(t.Context(), options)
+					require.NoError(t, err)
+					conn, err := pool.Acquire(t.Context())
+					require.NoError(t, err)
+					want := run(begun)
+					require.Equal(t, want, run(NewLazyTx(t.Context(), conn.Conn(), mode, options, conn.Release)))
+				})
+			}
+		})
+	}
+}
+
+// errText returns the text and the SQLSTATE of an error.
+func errText(err error) string {
+	var server *pgconn.PgError
+	if errors.As(err, &server) {
+		return server.Code + server.Message
+	}
+	return fmt.Sprint(err)
+}
+
+// BEGIN costs no round trip with a statement or a batch, and a transaction in which nothing was sent costs none.
+func TestALazyTxBeginsWithItsFirstStatement(t *testing.T) {
+	t.Parallel()
+	w := &roundtrips.Counter{}
+	pool := postgrestest.New(t, func(c *pgxpool.Config) { c.ConnConfig.DialFunc = w.Dial })
+	_, err := pool.Exec(t.Context(), `CREATE TABLE lazy (n integer)`)
+	require.NoError(t, err)
+	conn, err := pool.Acquire(t.Context()) // on which the first of two transactions prepares the statements
+	require.NoError(t, err)
+	defer conn.Release()
+	for name, trips := range map[string]int{"Exec": 2, "Query": 2, "QueryRow": 2, "SendBatch": 2, "Nothing": 0} {
+		got := 0
+		for range 2 {
+			tx := NewLazyTx(t.Context(), conn.Conn(), pgx.QueryExecModeCacheStatement, pgx.TxOptions{IsoLevel: pgx.Serializable}, func() {})
+			got = w.Of(func() {
+				_, _ = firstUses[name](t.Context(), tx)
+				_ = tx.Commit(t.Context())
+			})
+		}
+		require.Equal(t, trips, got, name)
+	}
+}

@@ -1,0 +1,212 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+)
+
+// leaseRows are leases as the array parameters of a statement.
+type leaseRows struct {
+	names, keys         array[text]
+	fences, ends, slots array[bigint]
+}
+
+func (r *leaseRows) add(k bucket.Key, h bucket.Held) {
+	r.names, r.keys, r.fences = append(r.names, text(k.Name)), append(r.keys, text(k.Key)),
+		append(r.fences, bigint(h.Fence))
+	r.ends, r.slots = append(r.ends, bigint(h.End)), append(r.slots, bigint(h.Slots))
+}
+
+// acquireOne has acquire_1 take a lease on slots of one bucket.
+func (u *Unit) acquireOne(ctx context.Context, asks []bucket.Ask,
+	room []bucket.Answer,
+) (answers []bucket.Answer, v verdict, err error) {
+	u.EnterQueue(ctx, asks)
+	a, t := &asks[0], &asks[0].Terms
+	since, until := spanOf(t)
+	kind, _ := t.Kind.(bucket.Concurrent)
+	rows, err := u.conn.Query(ctx, u.statements.acquire, a.Key.Name, a.Key.Key, int64(a.Cost), t.Capacity, kind.Lease,
+		a.Lowest,
+		since, until, u.AsOf(), u.mode == alone)
+	if err != nil {
+		return nil, undecided, err
+	}
+	defer rows.Close()
+	if !rows.Next() {
+		return nil, undecided, cmp.Or(rows.Err(), errNoAnswer)
+	}
+	var r struct { // one allocation
+		allowed                pgtype.Bool
+		value, capacity        pgtype.Float8
+		ts, fence, until, last pgtype.Int8
+		now                    int64
+		leases                 []int64
+	}
+	if err := rows.Scan(&r.allowed, &r.value, &r.ts, &r.capacity, &r.fence, &r.until, &r.last, &r.leases,
+		&r.now); err != nil {
+		return nil, undecided, err
+	}
+	rows.Close() // or there is no Err yet
+	one := bucket.Answer{Allowed: r.allowed.Bool, Now: r.now}
+	switch {
+	case !r.allowed.Valid:
+		v = undecided
+	case one.Allowed:
+		v = allowed
+		newest := bucket.Held{Fence: r.fence.Int64, End: r.until.Int64, Slots: int64(a.Cost)}
+		one.State = bucket.Acquired(r.value.Float64, r.ts.Int64, r.capacity.Float64, newest, r.last.Int64)
+	default:
+		v = refused
+		one.State = bucket.State{
+			Value: r.value.Float64, TS: r.ts.Int64, Capacity: r.capacity.Float64,
+			Parts: &bucket.Parts{Leases: r.leases},
+		}
+	}
+	return append(room[:0], one), v, rows.Err()
+}
+
+// LeaseChange is a change of one lease: its renewal, or its release.
+type LeaseChange struct {
+	Ask    *bucket.Ask
+	Fence  int64
+	Length int64 // by how much it is renewed, in microseconds; 0: it is released
+
+	// whether a function in the server has decided; if not, nothing was done, and it's decided on the locked row
+	Decided    bool
+	Held       bool  // whether it was held until now
+	NowUs, End int64 // End is after a renewal
+}
+
+// changesInSQL reports whether functions in the server change a lease.
+func (s *Session) changesInSQL(c *LeaseChange) bool {
+	return s.memory == nil && (s.mode != alone || s.waitFor == nil) && bucket.Holds(&c.Ask.Terms)
+}
+
+// ChangeLease has release_1 or renew_lease_1 change a lease.
+func (s *Session) ChangeLease(ctx context.Context, c *LeaseChange) error {
+	if c.Decided = false; !s.changesInSQL(c) {
+		return nil
+	}
+	s.EnterQueue(ctx, []bucket.Ask{*c.Ask})
+	k := &c.Ask.Key
+	since, until := spanOf(&c.Ask.Terms)
+	statement, parameters := s.statements.release, []any{
+		k.Name, k.Key, c.Fence, c.Ask.Terms.Capacity, since, until,
+		s.AsOf(),
+	}
+	if c.Length > 0 {
+		statement, parameters = s.statements.renewLease, slices.Insert(parameters, 3, any(c.Length))
+	}
+	rows, err := s.conn.Query(ctx, statement, parameters...)
+	if err != nil {
+		return err
+	}
+	var held pgtype.Bool
+	var end pgtype.Int8
+	columns := []any{&held, &c.NowUs, &end}
+	_, err = pgx.ForEachRow(rows, columns[:len(rows.FieldDescriptions())], func() error { return nil })
+	c.Decided, c.Held, c.End = err == nil && held.Valid, held.Bool, end.Int64
+	return err
+}
+
+// ChangeLeases has decide_rows_1 renew or release the leases of a call: it renews all or none. It decides also what
+// ChangeLease leaves undecided.
+func (s *Session) ChangeLeases(ctx context.Context, leases []LeaseChange) (decided bool, err error) {
+	changes, asks := make([]change, len(leases)), make([]bucket.Ask, len(leases))
+	for i := range leases {
+		c := &leases[i]
+		asks[i] = *c.Ask
+		changes[i] = change{ask: &asks[i], verb: "release", fence: c.Fence, length: c.Length}
+		if c.Length > 0 {
+			changes[i].verb = "renew"
+		}
+	}
+	if s.memory != nil {
+		return false, nil
+	}
+	answers, err := s.decideInGeneral(ctx, changes, nil)
+	if err != nil {
+		return false, err
+	}
+	for i, a := range answers {
+		c := &leases[i]
+		if c.Decided, c.Held, c.NowUs = true, a.Allowed, a.Now; a.Allowed && c.Length > 0 {
+			c.End = a.State.Leases()[0].End
+		}
+	}
+	return true, nil
+}
+
+// releaseFirst answers the calls that release leases, and returns the others. So their slots are free for the others.
+// If another transaction holds one of the rows, they are answered as undecided: each is then decided by itself.
+func (s *Session) releaseFirst(ctx context.Context, calls []*Call) (others []*Call) {
+	if !slices.ContainsFunc(calls, func(c *Call) bool { return c.Lease != nil }) {
+		return calls
+	}
+	var released []*Call
+	for _, c := range calls {
+		switch {
+		case c.Lease == nil:
+			others = append(others, c)
+		case s.changesInSQL(c.Lease) && !c.Asks[0].Terms.HasSpan():
+			released = append(released, c)
+		default:
+			c.Answer(nil)
+		}
+	}
+	if len(released) == 0 {
+		return others
+	}
+	release := func() error { return s.release(ctx, released) }
+	if len(released) == 1 {
+		release = func() error { return s.ChangeLease(ctx, released[0].Lease) }
+	}
+	began := time.Now()
+	err := release()
+	switch {
+	case err == nil:
+	case len(released) > 1 && (wasOvertaken(err) || HasTimedOut(err)):
+		err = nil
+	default:
+		err = s.owner.Retry(ctx, released[0].Verb, err, release)
+	}
+	if len(released) > 1 && err == nil {
+		s.owner.Batched(ctx, len(released), time.Since(began))
+	}
+	for _, c := range released {
+		c.Answer(err)
+	}
+	return others
+}
+
+// release has release_set_1 release leases. It waits for the row if that is the only one.
+func (s *Session) release(ctx context.Context, calls []*Call) error {
+	var of leaseRows
+	for _, c := range calls {
+		c.Lease.Decided, c.Lease.Held = false, false
+		of.add(c.Asks[0].Key, bucket.Held{Fence: c.Lease.Fence})
+	}
+	found, err := s.conn.Query(ctx, s.statements.releaseSet, of.names, of.keys, of.fences, s.AsOf(), askForOne(calls))
+	if err != nil {
+		return err
+	}
+	var place, now int64
+	_, err = pgx.ForEachRow(found, []any{&place, &now}, func() error {
+		if place < 1 || place > int64(len(calls)) {
+			return errUnasked
+		}
+		calls[place-1].Lease.Held, calls[place-1].Lease.NowUs = true, now
+		return nil
+	})
+	for _, c := range calls {
+		c.Lease.Decided = err == nil
+	}
+	return err
+}

@@ -1,0 +1,53 @@
+package store
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+)
+
+// Calls of a batch that end reservations are one round trip. An unknown one is not done. If another transaction holds a
+// row of one of them, none is done, and each is decided by itself.
+func TestSettlementsOfABatchAreOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	s, l := newStand(t), still("still", 10)
+	id := func(n int) string { return fmt.Sprintf("00000000-0000-4000-8000-%012d", n) }
+	for n, key := range []string{"a", "b", "a", "b"} {
+		s.exec(`SELECT ratelimit.reserve_1($1, 'still', $2, 0, 3, $3, $4, $5, $6, $7, 0, NULL, NULL, $8, true, NULL, NULL, 0, NULL, 1000000, false, true)`,
+			id(n), key, l.terms.Capacity, l.terms.Rate, l.terms.Steps, l.terms.Step, l.terms.Phase, s.now)
+	}
+	settling := func(n int, key string, cost float64) *Call {
+		a := l.ask(key, 0)
+		return &Call{
+			Question:   Question{Verb: "settle", Asks: []bucket.Ask{{Key: a.Key}}},
+			Settlement: &Settlement{ID: id(n), Final: "settled", Bucket: &a.Key, Cost: &cost, Terms: &a.Terms},
+		}
+	}
+	settle := func(calls ...*Call) (answers []Ended) {
+		s.pool.trips = 0
+		s.batch(calls...)
+		require.Equal(t, 1, s.pool.trips)
+		for _, c := range calls {
+			require.NoError(t, c.Result())
+			answers = append(answers, c.Settlement.Ended)
+		}
+		return answers
+	}
+	a, b := l.ask("a", 0), l.ask("b", 0)
+	require.Equal(t, []Ended{
+		{Done: true, State: "open", Amount: 1, Key: b.Key}, {Done: true, State: "open", Amount: -2, Key: a.Key}, {},
+	}, settle(settling(1, "b", 4), settling(0, "a", 1), settling(7, "a", 1)))
+	require.Equal(t, []float64{6, 3}, s.held(a, b))
+
+	s.tx(`SELECT FROM ratelimit.buckets WHERE key = 'b' FOR UPDATE`)
+	require.Equal(t, []Ended{{}, {}}, settle(settling(2, "a", 1), settling(3, "b", 1)))
+	require.Equal(t, []float64{6, 3}, s.held(a, b))
+	require.Equal(t, []Ended{{Done: true, State: "open", Amount: -2, Key: a.Key}, {Done: true, State: "settled", Key: a.Key}},
+		settle(settling(2, "a", 1), settling(0, "a", 2)))
+	takes := taking(l.ask("a", 8))
+	s.batch(settling(2, "a", 3), takes)
+	require.True(t, takes.isAllowed(t))
+}
