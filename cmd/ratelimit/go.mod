@@ -6,8 +6,8 @@ require (
 	github.com/envoyproxy/go-control-plane/envoy v1.40.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgratelimit/pgratelimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/pgratelimit/observe/promlimit v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/pgratelimit/middleware/rls v0.0.0-00010101000000-000000000000
+	github.com/pgratelimit/pgratelimit/observe/promlimit v0.0.0-00010101000000-000000000000
 	github.com/prometheus/client_golang v1.25.0
 	github.com/spf13/cobra v1.10.2
 	github.com/spf13/pflag v1.0.9
@@ -47,6 +47,6 @@ require (
 
 replace (
 	github.com/pgratelimit/pgratelimit => ../..
-	github.com/pgratelimit/pgratelimit/observe/promlimit => ../../observe/promlimit
 	github.com/pgratelimit/pgratelimit/middleware/rls => ../../middleware/rls
+	github.com/pgratelimit/pgratelimit/observe/promlimit => ../../observe/promlimit
 )
