@@ -1,6 +1,7 @@
 package scenario_test
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"maps"
@@ -397,7 +398,7 @@ func TestLoginAttack(t *testing.T) {
 		require.Len(t, replies, admitted+wrong+refused)
 		line := fmt.Sprintf("%d  %-42s %8s %5d %7d %8d %7d", i+1, a.title, short(at), len(replies), admitted+wrong, admitted, refused)
 		if refused > 0 {
-			by, wait := refusedBy(replies)
+			by, wait := refusedBy(replies, a.pause == atOnce)
 			line += fmt.Sprintf("  %-15s  %s", by, short(wait))
 		}
 		fmt.Fprintln(&table, line)
@@ -421,15 +422,21 @@ func (l *login) perform(t *testing.T, a act) (replies []reply) {
 }
 
 // refusedBy returns the limits that refused, and the longest wait.
-func refusedBy(replies []reply) (by string, wait time.Duration) {
+// refusedBy returns the limits that refused attempts, and the longest wait. Of attempts at once it returns those that
+// refused for the shortest time, because the account may be locked before the last of them arrives.
+func refusedBy(replies []reply, atOnce bool) (by string, wait time.Duration) {
+	refused := slices.DeleteFunc(slices.Clone(replies), func(r reply) bool { return r.retryAfter == 0 })
+	slices.SortStableFunc(refused, func(a, b reply) int { return cmp.Compare(a.retryAfter, b.retryAfter) })
+	if atOnce {
+		refused = slices.DeleteFunc(refused, func(r reply) bool { return r.retryAfter > refused[0].retryAfter })
+	}
 	limits := map[string]bool{}
-	for _, r := range replies {
+	for _, r := range refused {
 		for _, name := range regexp.MustCompile(`login\.(\w+)`).FindAllStringSubmatch(r.body, -1) {
 			limits[name[1]] = true
 		}
-		wait = max(wait, r.retryAfter)
 	}
-	return strings.Join(slices.Sorted(maps.Keys(limits)), ", "), wait
+	return strings.Join(slices.Sorted(maps.Keys(limits)), ", "), refused[len(refused)-1].retryAfter
 }
 
 // The page of the examples shows what TestLoginAttack and TestGatewayLedger print.

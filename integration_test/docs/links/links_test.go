@@ -196,7 +196,7 @@ var foreign = []string{
 func declared(t *testing.T) map[string]map[string]bool {
 	t.Helper()
 	packages := map[string]map[string]bool{}
-	for path, text := range pages(t, "*/*.go", "ratelimittest/postgres/*.go") {
+	for path, text := range pages(t, "*/*.go", "*/*/*.go", "middleware/httplimit/client/*.go") {
 		name := filepath.Base(filepath.Dir(path))
 		if strings.HasSuffix(path, "_test.go") || slices.Contains([]string{"bench", "examples", "integration_test"}, name) {
 			continue
