@@ -76,6 +76,7 @@ DECLARE
     v_wanted  bigint[] := '{}'; -- its slots
     v_fence   bigint;           -- its number, the same on all rows
     v_reset   boolean;          -- whether the row is from before a reset
+    v_ends    boolean[] := '{}'; -- whether that ends leases, once the row is written
     v_ahead   bigint;           -- by how much a wrong clock was
     v_upserts boolean := current_setting('transaction_isolation') = 'serializable'; -- where a SELECT takes SIREAD locks
     v_looked  boolean; -- whether the rows haven't changed since they were looked at
@@ -146,15 +147,13 @@ BEGIN
 
                 -- The row under the policy of now.
                 v_reset := coalesce(v_row.ts < a.from_us AND a.change = 'reset', false);
+                v_ends[n] := v_reset AND v_row.leased[1] > 0 OR a.same AND v_ends[n - 1] AND NOT v_writes[n - 1];
                 IF a.same THEN -- it is
                 ELSIF v_made[n] THEN
                     v_row.value := a.capacity; v_row.ts := v_begun; v_row.capacity := a.capacity; v_row.taken := NULL;
                 ELSIF v_reset THEN
                     v_row.value := a.capacity; v_row.ts := a.from_us; v_row.capacity := a.capacity; v_row.leased := v_row.leased[: 1];
                     v_row.taken := CASE WHEN a.slices > 0 THEN ARRAY[a.step_us, a.capacity, 0, 0] END;
-                    IF v_row.leased[1] > 0 AND v_pass = 2 THEN -- it was a limit on concurrency
-                        DELETE FROM ratelimit.leases AS l WHERE l.name = v_row.name AND l.key = v_row.key;
-                    END IF;
                 ELSIF a.lease_us IS NOT NULL THEN -- held leases stay as they are
                     v_row.ts := greatest(v_row.ts, a.from_us);
                 ELSIF v_row.ts < a.from_us AND a.slices IS NULL THEN
@@ -319,6 +318,9 @@ BEGIN
         FOR i IN 1 .. n LOOP
             IF v_writes[i] THEN
                 v_row := v_after[i];
+                IF v_ends[i] THEN
+                    DELETE FROM ratelimit.leases AS l WHERE l.name = v_row.name AND l.key = v_row.key;
+                END IF;
                 IF v_until[i] IS NOT NULL THEN
                     v_row.leased[1] := v_fence;
                     INSERT INTO ratelimit.leases AS l (name, key, fence, until_us, slots) VALUES (v_row.name, v_row.key, v_fence, v_until[i], v_wanted[i])

@@ -23,8 +23,8 @@
 // product to float64 before it adds, so that no compiler fuses the two. Two kinds of numbers are left out or rounded,
 // because a server and memory may differ in them: see text.decision.
 //
-// Random results are left out as well: the IDs of reservations, and how many rows Prune deletes. A server is not asked
-// for histories in which a limit has Shards, because it picks rows at random.
+// Random results are left out as well: the IDs of reservations, and how many rows Prune deletes. The answers of
+// a server are not compared where it may answer otherwise: see differsOnServer.
 //
 // The short tier runs 2,000 histories in memory and 120 on Postgres; the full size runs 80,000 and 1,600. With the race
 // detector every 19th of the 80,000 and every fifth of the 1,600 runs; make nightly runs all without it. Not covered

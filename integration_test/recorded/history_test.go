@@ -44,6 +44,7 @@ type history struct {
 	taken        []time.Time // when something was taken
 	text         text
 	lost         bool // whether the server has given up a transaction
+	bounded      bool // whether an Acquire was refused at SERIALIZABLE
 	called       []call
 }
 
@@ -271,9 +272,10 @@ func (h *history) picksRows() bool {
 	return slices.ContainsFunc(h.limits, func(l *limit) bool { return l.kind == kindShards })
 }
 
-// isRandomOnServer reports whether a limit has shards. On a server a call takes from a random row first, and in memory
-// from the first.
-func (h *history) isRandomOnServer() bool { return h.picksRows() }
+// differsOnServer reports whether a server may answer otherwise than memory. If a limit has shards, a call on a server
+// takes from a random row first, and in memory from the first. An Acquire that a server refuses in a SERIALIZABLE
+// transaction reads no leases, so its RetryAfter is the time until all of them have ended.
+func (h *history) differsOnServer() bool { return h.picksRows() || h.bounded }
 
 // hasWrongClock reports whether the clock steps back by more than a minute, so that buckets are of a wrong clock.
 func (h *history) hasWrongClock() bool { return h.n/uint64(subjects)%8 == 7 }

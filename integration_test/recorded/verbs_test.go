@@ -390,6 +390,7 @@ func acquire(ctx context.Context, h *history, d *draw) ([]int, int, error) {
 	asked := h.draw(d, "Acquire")
 	l, err := h.in.Acquire(ctx, h.requests(asked)...)
 	outcome := h.outcome(l.Decision, err)
+	h.bounded = h.bounded || h.level == serializable && outcome == refused
 	if h.lease(l); l.ID != "" {
 		h.leases = append(h.leases, ticket{id: l.ID, lease: l, kinds: kindsOf(asked)})
 	}

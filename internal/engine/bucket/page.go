@@ -220,6 +220,34 @@ func (p *Page) Fill(asks []Ask) {
 	}
 }
 
+// ChangeLeases renews the leases with that fencing number by lengths, all or none, or, where lengths is nil, releases
+// those that are held. It returns which were held, and the ends of renewed leases. As Take does, it corrects rows that a
+// wrong clock has left in the future, also if a lease is lost.
+func (p *Page) ChangeLeases(asks []Ask, fence int64, lengths []int64) (held []bool, ends []int64) {
+	held, ends = make([]bool, len(asks)), make([]int64, len(asks))
+	fixed, after := make([]State, len(asks)), make([]State, len(asks))
+	for i := range asks {
+		a := &asks[i]
+		fixed[i] = a.Terms.FixClock(p.State(a), p.Now)
+		if lengths == nil {
+			after[i], held[i] = fixed[i].ReleaseLease(p.Now, fence)
+		} else {
+			after[i], ends[i], held[i] = fixed[i].RenewLease(p.Now, fence, lengths[i])
+		}
+	}
+	renews := lengths != nil && !slices.Contains(held, false)
+	for i := range asks {
+		next := fixed[i]
+		if held[i] && (lengths == nil || renews) {
+			next = after[i]
+		}
+		if !next.Equal(p.State(&asks[i])) {
+			p.Set(&asks[i], next)
+		}
+	}
+	return held, ends
+}
+
 // FromFuture returns the rows that a wrong clock has left in the future.
 func (p *Page) FromFuture() (rows []Key) {
 	for i := range p.Rows {

@@ -116,32 +116,41 @@ func (s *Session) ChangeLease(ctx context.Context, c *LeaseChange) error {
 	return err
 }
 
-// ChangeLeases has decide_rows_1 renew or release the leases of a call: it renews all or none. It decides also what
-// ChangeLease leaves undecided.
-func (s *Session) ChangeLeases(ctx context.Context, leases []LeaseChange) (decided bool, err error) {
+// ChangeLeases renews or releases the leases of a call, on Postgres by decide_rows_1: it renews all or none. It decides
+// also what ChangeLease leaves undecided.
+func (s *Session) ChangeLeases(ctx context.Context, leases []LeaseChange) error {
 	changes, asks := make([]change, len(leases)), make([]bucket.Ask, len(leases))
+	var lengths []int64
 	for i := range leases {
 		c := &leases[i]
 		asks[i] = *c.Ask
 		changes[i] = change{ask: &asks[i], verb: "release", fence: c.Fence, length: c.Length}
 		if c.Length > 0 {
-			changes[i].verb = "renew"
+			changes[i].verb, lengths = "renew", append(lengths, c.Length)
 		}
 	}
 	if s.memory != nil {
-		return false, nil
+		return s.ChangeRows(ctx, asks, func(p *bucket.Page) {
+			held, ends := p.ChangeLeases(asks, leases[0].Fence, lengths)
+			for i := range leases {
+				leases[i].decide(held[i], p.Now, ends[i])
+			}
+		})
 	}
 	answers, err := s.decideInGeneral(ctx, changes, nil)
-	if err != nil {
-		return false, err
-	}
 	for i, a := range answers {
-		c := &leases[i]
-		if c.Decided, c.Held, c.NowUs = true, a.Allowed, a.Now; a.Allowed && c.Length > 0 {
-			c.End = a.State.Leases()[0].End
+		end := int64(0)
+		if a.Allowed && lengths != nil {
+			end = a.State.Leases()[0].End
 		}
+		leases[i].decide(a.Allowed, a.Now, end)
 	}
-	return true, nil
+	return err
+}
+
+// decide sets the outcome.
+func (c *LeaseChange) decide(held bool, now, end int64) {
+	c.Decided, c.Held, c.NowUs, c.End = true, held, now, end
 }
 
 // releaseFirst answers the calls that release leases, and returns the others. So their slots are free for the others.

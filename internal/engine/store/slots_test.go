@@ -216,7 +216,7 @@ func (h *slotHistory) acquire(t *testing.T, asks ...bucket.Ask) {
 		a := &wanted[i]
 		require.Equal(t, want[i].Allowed, c.Answers[i].Allowed, about)
 		one, other := a.Tell(&want[i], a.Lowest, &bucket.Content{}), a.Tell(&c.Answers[i], a.Lowest, &bucket.Content{})
-		if serializable && !one.Allowed { // of which the end of all leases is known
+		if serializable && !bucket.AllAllowed(want) { // of which the end of all leases is known
 			require.GreaterOrEqual(t, other.RetryAfter, one.RetryAfter, about)
 			require.GreaterOrEqual(t, other.FullAfter, one.FullAfter, about)
 			one.RetryAfter, one.FullAfter = other.RetryAfter, other.FullAfter
@@ -325,18 +325,13 @@ func (h *slotHistory) change(t *testing.T, fence int64, release bool, asks ...bu
 	}
 	rows := slices.Clone(asks)
 	p := h.page(rows)
-	before, after := make([]bucket.State, len(rows)), make([]bucket.State, len(rows))
-	held, ends, all := make([]bool, len(rows)), make([]int64, len(rows)), true
-	for i := range rows {
-		a := &rows[i]
-		before[i] = a.Terms.FixClock(p.State(a), h.now)
-		if kind, _ := a.Terms.Kind.(bucket.Concurrent); release {
-			after[i], held[i] = before[i].ReleaseLease(h.now, fence)
-		} else {
-			after[i], ends[i], held[i] = before[i].RenewLease(h.now, fence, kind.Lease)
+	var lengths []int64
+	for i := range leases {
+		if !release {
+			lengths = append(lengths, leases[i].Length)
 		}
-		all = all && held[i]
 	}
+	held, ends := p.ChangeLeases(rows, fence, lengths)
 	undone, _ := h.inTx(t, func(s *Session) (err error) {
 		h.calls++
 		if len(leases) == 1 {
@@ -346,23 +341,15 @@ func (h *slotHistory) change(t *testing.T, fence int64, release bool, asks ...bu
 			}
 		}
 		if err == nil && !leases[0].Decided {
-			var decided bool
-			decided, err = s.ChangeLeases(t.Context(), leases)
-			require.True(t, decided)
+			err = s.ChangeLeases(t.Context(), leases)
 		}
 		return err
 	})
 	for i := range rows {
-		require.Equal(t, held[i], leases[i].Held, "%d at %d: %+v", fence, h.now, before)
+		require.Equal(t, held[i], leases[i].Held, "%d at %d", fence, h.now)
 		require.Equal(t, h.now, leases[i].NowUs)
 		if held[i] && !release {
 			require.Equal(t, ends[i], leases[i].End)
-		}
-		switch a := &rows[i]; {
-		case held[i] && (all || release) && !undone:
-			p.Set(a, after[i])
-		case a.Terms.FromFuture(p.State(a), h.now) && !undone:
-			p.Set(a, before[i])
 		}
 	}
 	if !undone {
