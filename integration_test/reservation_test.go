@@ -155,38 +155,40 @@ func TestAReservationEndsOnce(t *testing.T) {
 		t.Helper()
 		b := on.setup(t)
 		for _, place := range callers() {
-			t.Run(place.name, func(t *testing.T) {
-				t.Parallel()
-				d, key := b.desk(t, ratelimit.Config{MaxAttempts: 1000}), t.Name()
-				r := d.reserve(t, lookups.For(key).Cost(8), roomy.For(key))
-				ends := [2]func(l *ratelimit.Limiter) error{
-					func(l *ratelimit.Limiter) error {
-						return l.Settle(t.Context(), r.ID, lookups.For(key).Cost(3), roomy.For(key).Cost(5))
-					},
-					func(l *ratelimit.Limiter) error { return l.Cancel(t.Context(), r.ID) },
-				}
-				var done, ended [2]atomic.Int64
-				require.NoError(t, atonce.Do(10, func(worker int) error {
-					which := worker % 2
-					err := place.within(t.Context(), d.db(), d.limiter, ends[which])
-					switch {
-					case err == nil:
-						done[which].Add(1)
-					case errors.Is(err, ratelimit.ErrReservationEnded):
-						ended[which].Add(1)
-						err = nil
+			for limits := 1; limits <= 2; limits++ {
+				t.Run(fmt.Sprint(place.name, limits), func(t *testing.T) {
+					t.Parallel()
+					d, key := b.desk(t, ratelimit.Config{MaxAttempts: 1000}), t.Name()
+					r := d.reserve(t, []ratelimit.Request{lookups.For(key).Cost(8), roomy.For(key)}[:limits]...)
+					actual := []ratelimit.Request{lookups.For(key).Cost(3), roomy.For(key).Cost(5)}[:limits]
+					ends := [2]func(l *ratelimit.Limiter) error{
+						func(l *ratelimit.Limiter) error { return l.Settle(t.Context(), r.ID, actual...) },
+						func(l *ratelimit.Limiter) error { return l.Cancel(t.Context(), r.ID) },
 					}
-					return err
-				}))
-				winner, left := 0, [2]float64{7, 1e6 - 5}
-				if done[1].Load() > 0 {
-					winner, left = 1, [2]float64{10, 1e6}
-				}
-				require.Equal(t, [2]int64{5, 5}, [2]int64{done[winner].Load(), ended[1-winner].Load()})
-				require.NoError(t, ends[winner](d.limiter), "again, when all is over")
-				d.requireTokens(t, left[0], lookups.For(key))
-				d.requireTokens(t, left[1], roomy.For(key))
-			})
+					var done, ended [2]atomic.Int64
+					require.NoError(t, atonce.Do(10, func(worker int) error {
+						which := worker % 2
+						err := place.within(t.Context(), d.db(), d.limiter, ends[which])
+						switch {
+						case err == nil:
+							done[which].Add(1)
+						case errors.Is(err, ratelimit.ErrReservationEnded):
+							ended[which].Add(1)
+							err = nil
+						}
+						return err
+					}))
+					winner, used := 0, [2]float64{3, 5}
+					if done[1].Load() > 0 {
+						winner, used = 1, [2]float64{}
+					}
+					require.Equal(t, [2]int64{5, 5}, [2]int64{done[winner].Load(), ended[1-winner].Load()})
+					require.NoError(t, ends[winner](d.limiter), "again, when all is over")
+					for i, request := range actual {
+						d.requireTokens(t, request.Limit().Capacity()-used[i], request)
+					}
+				})
+			}
 		}
 	}, onPostgres, inMemory)
 }

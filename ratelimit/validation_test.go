@@ -97,32 +97,6 @@ type invalid struct {
 	says     string
 }
 
-// TestNilContext promises an error, and no panic without words, for a nil context.
-func TestNilContext(t *testing.T) {
-	t.Parallel()
-	var none context.Context
-	for _, limiter := range untouchedLimiters(t, ratelimit.Config{}) {
-		calls := callsOf(none, limiter)
-		calls["Acquire"] = func(r ...ratelimit.Request) error { _, err := limiter.Acquire(none, r...); return err }
-		calls["Cancel"] = func(...ratelimit.Request) error { return limiter.Cancel(none, someID) }
-		calls["Start"] = func(...ratelimit.Request) error { _, err := limiter.Start(none, someID); return err }
-		calls["Renew"] = func(...ratelimit.Request) error { _, err := limiter.Renew(none, someID); return err }
-		calls["Release"] = func(...ratelimit.Request) error { return limiter.Release(none, someID) }
-		calls["Require"] = func(r ...ratelimit.Request) error { return limiter.Require(none, r...) }
-		calls["Expire"] = func(...ratelimit.Request) error { _, err := limiter.Expire(none); return err }
-		if !limiter.InTransaction() {
-			calls["Prune"] = func(...ratelimit.Request) error { _, err := limiter.Prune(none); return err }
-			calls["Close"] = func(...ratelimit.Request) error { return limiter.Close(none) }
-			calls["InTx"] = func(...ratelimit.Request) error { return limiter.InTx(none, func(pgx.Tx) error { return nil }) }
-		}
-		for verb, call := range calls {
-			err := call(ratelimit.Define("limit", ratelimit.PerSecond(10)).For("key"))
-			require.ErrorIs(t, err, ratelimit.ErrInvalidRequest, verb)
-			require.ErrorContains(t, err, "nil context", verb)
-		}
-	}
-}
-
 // TestPruneNamesItsLimits promises an error for a Prune that cannot delete anything.
 func TestPruneNamesItsLimits(t *testing.T) {
 	t.Parallel()

@@ -2,6 +2,7 @@ package reserved
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -44,26 +45,56 @@ func (owner) Mended(context.Context, string) {}
 
 func (owner) Batched(context.Context, int, time.Duration) {}
 
-// ledger is a bucket and its reservations, and the clock.
-type ledger struct {
+// shelf is a bucket of a book.
+type shelf struct {
+	key   bucket.Key
+	terms bucket.Terms
+	list  []bucket.Era
+	eras  *bucket.Eras // nil: the terms change in the code
+}
+
+// book are buckets, reservations of several of them, and the clock.
+type book struct {
 	src     buckettest.Seeded
 	pool    *pgxpool.Pool
 	session *store.Session
 	draw    func(buckettest.Source) bucket.Terms
-	eras    *bucket.Eras // nil: the terms change in the code
-	list    []bucket.Era
-	terms   bucket.Terms
+	overEra bool
+	shelves []*shelf
 	now     int64
-	open    []string
+	ids     []string
 
-	calls, byStatement int
+	refused, single, byStatement int // calls; single are those for one bucket
 }
 
-// TestReserveAndSettleAgree runs random histories of reserve_1 and settle_1, alone and in transactions of each
-// isolation level, on one bucket whose policy changes, beside clocks that step back and rows that others have changed.
-// After each call the bucket and the reservation are as package bucket and this package compute them, to the last bit,
-// whoever has decided.
-func TestReserveAndSettleAgree(t *testing.T) {
+// shifts are windows of seven hours and of eight, in turn.
+type shifts struct{}
+
+const hour = int64(time.Hour / time.Microsecond)
+
+func (shifts) Begin(i int64) int64 { return (i/2*15 + i%2*7) * hour }
+
+func (s shifts) Index(at int64) int64 {
+	i := at / (15 * hour) * 2
+	if at >= s.Begin(i+1) {
+		i++
+	}
+	return i
+}
+
+func (shifts) String() string { return "shifts" }
+
+// drawShifts draws a policy over shifts.
+func drawShifts(src buckettest.Source) bucket.Terms {
+	rate := float64(1 + src.Pick(20))
+	return bucket.Terms{Kind: bucket.Steps{}, Capacity: rate, Rate: rate, Step: hour, Steps: 1, MaxOwed: rate, Reserves: true, Windows: shifts{}}
+}
+
+// TestReservationsAgree runs random histories of calls on reservations of one bucket, which reserve_1 and settle_1
+// decide, and of several, alone and in transactions of each isolation level, beside clocks that step back and rows that
+// others have changed. After each call the buckets and the reservation are as package bucket and this package compute
+// them, to the last bit, whoever has decided.
+func TestReservationsAgree(t *testing.T) {
 	t.Parallel()
 	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
@@ -72,44 +103,51 @@ func TestReserveAndSettleAgree(t *testing.T) {
 			eras bool
 		}{
 			"Everyday": {buckettest.Everyday, false}, "Extreme": {buckettest.Extreme, false}, "EverydayOverEras": {buckettest.Everyday, true},
+			"Shifts": {drawShifts, false},
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				h := &ledger{src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, 0))}, pool: postgrestest.New(t), draw: kind.draw}
+				h := &book{src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, 0))}, pool: postgrestest.New(t), draw: kind.draw, overEra: kind.eras}
 				s := store.New(store.Options{Schema: store.DefaultSchema, AsOf: func() *int64 { return new(h.now) }}).OnPool(h.pool, owner{h.pool})
 				h.session, h.now = &s, buckettest.Opening-buckettest.Minute
+				for i := range 3 {
+					h.shelves = append(h.shelves, &shelf{key: bucket.Key{Name: fmt.Sprint("limit ", i), Key: "key"}})
+				}
 				for n := range testsize.Of(300, 1500) {
 					if n%60 == 0 {
-						h.redraw(kind.eras)
+						h.redraw()
 					}
 					h.step(t)
 				}
-				require.Greater(t, h.byStatement, h.calls/2)
+				require.Positive(t, h.refused)
+				require.Greater(t, h.byStatement, h.single/2)
 			})
 		}
 	})
 }
 
-// redraw draws the policy.
-func (h *ledger) redraw(overEras bool) {
-	if h.terms, h.eras = h.draw(h.src), nil; overEras {
-		h.list = buckettest.DrawEras(h.src, h.draw)
-		h.eras = bucket.NewEras(h.list)
-		h.now = max(h.now, buckettest.Opening-buckettest.Minute)
+// redraw draws the policies.
+func (h *book) redraw() {
+	for _, b := range h.shelves {
+		if b.terms, b.eras = h.draw(h.src), nil; h.overEra {
+			b.list = buckettest.DrawEras(h.src, h.draw)
+			b.eras = bucket.NewEras(b.list)
+		}
 	}
 }
 
 // at returns the terms that hold at an instant.
-func (h *ledger) at(now int64) bucket.Terms {
-	if h.eras != nil {
-		return h.eras.Holding(now)
+func (b *shelf) at(now int64) bucket.Terms {
+	if b.eras != nil {
+		return b.eras.Holding(now)
 	}
-	return h.terms
+	return b.terms.On(now)
 }
 
-func (h *ledger) step(t *testing.T) {
+func (h *book) step(t *testing.T) {
 	t.Helper()
-	terms := h.at(h.now)
+	b := buckettest.One(h.src, h.shelves...)
+	terms := b.at(h.now)
 	switch h.src.Pick(9) {
 	case 0:
 	case 1:
@@ -119,15 +157,15 @@ func (h *ledger) step(t *testing.T) {
 	case 3:
 		h.now = terms.Begin(h.now) + terms.Step - int64(h.src.Pick(2))
 	case 4:
-		if h.eras != nil {
-			if from := buckettest.One(h.src, h.list...).From; from > math.MinInt64 {
+		if b.eras != nil {
+			if from := buckettest.One(h.src, b.list...).From; from > math.MinInt64 {
 				h.now = from + int64(h.src.Pick(3)-1)
 			}
 		}
 	default:
 		h.now += int64(h.src.Unit() * 2 * float64(buckettest.Period(terms)) * buckettest.One(h.src, 1, 0.01))
 	}
-	if year := time.UnixMicro(h.now).Year(); year < 1900 || year > 4000 {
+	if year := time.UnixMicro(h.now).Year(); year < 1971 || year > 4000 {
 		h.now = buckettest.Opening
 	}
 	if h.src.Pick(20) == 0 {
@@ -135,57 +173,225 @@ func (h *ledger) step(t *testing.T) {
 			`UPDATE ratelimit.buckets SET ts = ts + 7200000000`, `UPDATE ratelimit.buckets SET capacity = capacity + 1`))
 		require.NoError(t, err)
 	}
-	if len(h.open) == 0 || h.src.Pick(3) == 0 {
+	switch {
+	case len(h.ids) == 0 || h.src.Pick(3) == 0:
 		h.reserve(t)
+	case h.src.Pick(3) == 0:
+		h.renew(t)
+	default:
+		h.end(t)
+	}
+}
+
+// byNow gives reservations the terms of the book, or their own.
+type byNow struct {
+	h   *book
+	own bool
+}
+
+func (o byNow) Resolve(_ context.Context, _ string, r *Reservation) {
+	for i := range r.Buckets {
+		if o.own {
+			r.Buckets[i].Now = r.Buckets[i].Terms()
+			continue
+		}
+		for _, b := range o.h.shelves {
+			if b.key == r.Buckets[i].Key {
+				r.Buckets[i].Now = b.at(o.h.now)
+			}
+		}
+	}
+}
+
+func (byNow) Changed([]bucket.Ask)                           {}
+func (byNow) Ended(context.Context, *Reservation, []float64) {}
+
+// life returns the operations on reservations.
+func (h *book) life(s *store.Session) *Life {
+	return &Life{Session: s, Owner: byNow{h: h}, ExpireAfter: time.Hour, ErrTooMuch: errTooMuch}
+}
+
+var errTooMuch = errors.New("too much")
+
+// end settles a reservation, cancels it, or lets it expire.
+func (h *book) end(t *testing.T) {
+	t.Helper()
+	i := h.src.Pick(len(h.ids))
+	id := h.ids[i]
+	h.ids = slices.Delete(h.ids, i, i+1)
+	want := h.reservation(t, id)
+	if len(want.Buckets) == 1 && h.src.Pick(4) > 0 {
+		h.settle(t, want)
 		return
 	}
-	h.settle(t)
-}
-
-// row returns the row of the bucket.
-func (h *ledger) row(t *testing.T) (s bucket.State, absent bool) {
-	t.Helper()
-	rows, err := h.pool.Query(t.Context(), `SELECT value, ts, capacity FROM ratelimit.buckets`)
-	require.NoError(t, err)
-	states, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (s bucket.State, err error) {
-		return s, row.Scan(&s.Value, &s.TS, &s.Capacity)
-	})
-	require.NoError(t, err)
-	if len(states) == 0 {
-		return s, true
+	byNow{h: h}.Resolve(t.Context(), "", want)
+	final, amounts := buckettest.One(h.src, Settled, Settled, Cancelled, Expired), want.Released()
+	switch final {
+	case Cancelled:
+		amounts = want.Credit()
+	case Settled:
+		for i := range amounts {
+			cost := want.Buckets[i].Cost * buckettest.One(h.src, 0, 0.5, 1, 1, 1.5, h.src.Unit(), 3*h.src.Unit())
+			amounts[i] = cost - want.Buckets[i].Cost
+		}
 	}
-	return states[0], false
+	charge := want.Charge(amounts)
+	p := h.page(t, charge.Asks)
+	for i := range amounts {
+		p.Charge(&charge.Asks[i], charge.Amounts[i], charge.Taken[i])
+	}
+	if want.State, want.ExpiresUs = final, max(want.ExpiresUs, h.now); final == Settled {
+		want.settle(amounts)
+	}
+	h.in(t, func(s *store.Session) error {
+		life := h.life(s)
+		r, err := life.Lock(t.Context(), "settle", id)
+		if err != nil || final == Expired {
+			if err == nil {
+				err = life.Expire(t.Context(), r)
+			}
+			return err
+		}
+		return life.End(t.Context(), r, final, func(*Reservation) ([]float64, error) { return amounts, nil })
+	})
+	h.requireRows(t, p, fmt.Sprintf("%s with %v", final, amounts))
+	h.requireStored(t, want)
 }
 
-// reservation returns the row of a reservation.
-func (h *ledger) reservation(t *testing.T, id string) *Reservation {
+// settle settles a reservation of one bucket, or cancels it, by settle_1 if that decides.
+func (h *book) settle(t *testing.T, want *Reservation) {
 	t.Helper()
-	r := &Reservation{ID: id}
-	require.NoError(t, h.session.RetryTx(t.Context(), "", func(tx *store.Session) (err error) {
-		r, err = Tables{}.LockReservation(t.Context(), &tx.Unit, id, false)
+	b, id := &want.Buckets[0], want.ID
+	byNow{h: h}.Resolve(t.Context(), "", want)
+	cost := b.Cost * buckettest.One(h.src, 0, 0.5, 1, 1.5, h.src.Unit(), 3*h.src.Unit())
+	terms := b.Now
+	q := store.Settlement{ID: id, Final: Settled, Cost: &cost, Bucket: &b.Key, Free: h.src.Pick(4) == 0, Terms: &terms}
+	switch h.src.Pick(5) {
+	case 0:
+		q.Final, q.Bucket, q.Free, cost = Cancelled, nil, false, 0
+	case 1:
+		q.Cost, q.Bucket, q.Terms, q.Free, cost = nil, nil, nil, false, b.Cost
+	case 2:
+		if !h.overEra && terms.Windows == nil {
+			q.Own, q.Terms, b.Now = true, nil, b.Terms()
+		}
+	}
+	actual := cost
+	if q.Free {
+		actual = min(cost, b.Cost)
+	}
+	amount := actual - b.Cost
+	charge := want.Charge([]float64{amount})
+	p := h.page(t, charge.Asks)
+	if amount != 0 {
+		p.Charge(&charge.Asks[0], charge.Amounts[0], charge.Taken[0])
+	}
+	if want.State, want.ExpiresUs = q.Final, max(want.ExpiresUs, h.now); q.Final == Settled {
+		want.settle([]float64{amount})
+		b.Settled = &actual
+	}
+	h.single++
+	h.in(t, func(s *store.Session) error {
+		err := s.Settle(t.Context(), &q)
+		if err != nil || q.Ended.Done {
+			require.Equal(t, Open, q.Ended.State)
+			require.Equal(t, amount, q.Ended.Amount)
+			h.byStatement++
+			return err
+		}
+		return s.RetryTx(t.Context(), "settle", func(tx *store.Session) error {
+			life := h.life(tx)
+			life.Owner = byNow{h, q.Own}
+			r, err := life.Lock(t.Context(), "settle", id)
+			require.NoError(t, err)
+			return life.End(t.Context(), r, q.Final, func(r *Reservation) ([]float64, error) {
+				if q.Final == Settled {
+					r.Buckets[0].Settled = &actual
+				}
+				return []float64{amount}, nil
+			})
+		})
+	})
+	h.requireRows(t, p, fmt.Sprintf("settle %v with %v", b.Cost, amount))
+	h.requireStored(t, want)
+	require.NoError(t, h.session.Settle(t.Context(), &q))
+	require.Equal(t, store.Ended{Done: true, State: q.Final, Key: b.Key, Plan: b.Plan}, q.Ended, "again")
+}
+
+// requireStored compares a reservation with its row.
+func (h *book) requireStored(t *testing.T, want *Reservation) {
+	t.Helper()
+	stored := h.reservation(t, want.ID)
+	for i := range want.Buckets {
+		want.Buckets[i].Now = bucket.Terms{}
+	}
+	want.NowUs = stored.NowUs
+	require.Equal(t, want, stored, "at %d", h.now)
+}
+
+// renew renews a reservation, or starts one that has lost its turn.
+func (h *book) renew(t *testing.T) {
+	t.Helper()
+	want := h.reservation(t, buckettest.One(h.src, h.ids...))
+	byNow{h: h}.Resolve(t.Context(), "", want)
+	asks := want.Asks()
+	for i := range asks {
+		if !(asks[i].Terms.Capacity-asks[i].Cost >= asks[i].Lowest) {
+			return
+		}
+	}
+	starts := want.StaleUs != nil && want.StartedUs == nil && h.now >= *want.StaleUs
+	p := h.page(t, asks)
+	answers := p.Take(asks, nil)
+	if allowed := bucket.AllAllowed(answers); allowed {
+		for i := range asks {
+			want.Buckets[i].Now = asks[i].Terms
+		}
+		if want.reopen(ReadyAt(asks, answers, 0)); starts && want.ReadyUs <= answers[0].Now {
+			want.StartedUs = &answers[0].Now
+		}
+	}
+	h.in(t, func(s *store.Session) error {
+		life := h.life(s)
+		r, err := life.Lock(t.Context(), "renew", want.ID)
+		require.NoError(t, err)
+		if starts {
+			_, _, err = life.Start(t.Context(), r, false)
+		} else {
+			_, err = life.Renew(t.Context(), r)
+		}
+		if err == nil {
+			err = life.Save(t.Context(), r)
+		}
 		return err
-	}))
-	r.known, r.others = nil, nil
-	return r
+	})
+	h.requireRows(t, p, "renew")
+	h.requireStored(t, want)
 }
 
 // page returns the page on which Go decides.
-func (h *ledger) page(t *testing.T, asks []bucket.Ask) *bucket.Page {
+func (h *book) page(t *testing.T, asks []bucket.Ask) *bucket.Page {
 	t.Helper()
 	p := bucket.NewPage(asks)
 	p.Now = h.now
-	s, absent := h.row(t)
-	if absent {
-		s = asks[0].Terms.Full(h.now)
+	for i := range p.Rows {
+		var s bucket.State
+		k := p.Rows[i].Key
+		err := h.pool.QueryRow(t.Context(), `SELECT value, ts, capacity FROM ratelimit.buckets WHERE name = $1 AND key = $2`, k.Name, k.Key).
+			Scan(&s.Value, &s.TS, &s.Capacity)
+		if err != nil {
+			require.ErrorIs(t, err, pgx.ErrNoRows)
+			s = p.Rows[i].Terms.Full(h.now)
+		}
+		p.Put(i, s, err != nil)
 	}
-	p.Put(0, s, absent)
 	p.SetNow(asks)
 	p.Settle(asks)
 	return p
 }
 
 // in runs call alone, or in a transaction.
-func (h *ledger) in(t *testing.T, call func(s *store.Session) error) {
+func (h *book) in(t *testing.T, call func(s *store.Session) error) {
 	t.Helper()
 	if h.src.Pick(2) == 0 {
 		require.NoError(t, call(h.session))
@@ -198,132 +404,83 @@ func (h *ledger) in(t *testing.T, call func(s *store.Session) error) {
 	}))
 }
 
-// requireRow compares the row of the bucket with that of a page.
-func (h *ledger) requireRow(t *testing.T, p *bucket.Page, a *bucket.Ask, of string) {
+// requireRows compares the rows that have changed with those of a page.
+func (h *book) requireRows(t *testing.T, p *bucket.Page, of string) {
 	t.Helper()
-	if !p.HasChanged() {
-		return
-	}
-	got, absent := h.row(t)
-	require.False(t, absent)
-	want := p.State(a)
-	require.Equal(t, [3]any{want.Value, want.TS, want.Capacity}, [3]any{got.Value, got.TS, got.Capacity}, "%s at %d under %+v", of, h.now, a.Terms)
+	p.Changes(func(k bucket.Key, want bucket.State) {
+		var got bucket.State
+		require.NoError(t, h.pool.QueryRow(t.Context(), `SELECT value, ts, capacity FROM ratelimit.buckets WHERE name = $1 AND key = $2`, k.Name, k.Key).
+			Scan(&got.Value, &got.TS, &got.Capacity))
+		require.Equal(t, [3]any{want.Value, want.TS, want.Capacity}, [3]any{got.Value, got.TS, got.Capacity}, "%s: %s at %d", of, k.Name, h.now)
+	})
 }
 
-func (h *ledger) reserve(t *testing.T) {
+// reservation returns the row of a reservation.
+func (h *book) reservation(t *testing.T, id string) *Reservation {
 	t.Helper()
-	terms := h.at(h.now)
-	a := bucket.Ask{Key: bucket.Key{Name: "limit", Key: "key"}, Terms: terms, Lowest: -terms.MaxOwed, MayOwe: true, Unenforced: h.src.Pick(5) == 0}
-	room := terms.Capacity + min(terms.MaxOwed, 3*terms.Capacity+terms.Rate)
-	a.Cost = room * h.src.Unit() * buckettest.One(h.src, 1, 0.5, 0.1)
-	if !buckettest.Possible(terms, a.Cost, a.Lowest) || a.Cost == 0 {
+	r := &Reservation{ID: id}
+	require.NoError(t, h.session.RetryTx(t.Context(), "", func(tx *store.Session) (err error) {
+		r, err = Tables{}.LockReservation(t.Context(), &tx.Unit, id, false)
+		return err
+	}))
+	r.known, r.others = nil, nil
+	return r
+}
+
+func (h *book) reserve(t *testing.T) {
+	t.Helper()
+	resolved := h.now
+	if h.src.Pick(3) == 0 { // what a process takes to be the instant
+		resolved += int64((h.src.Unit()*2 - 1) * float64(buckettest.Day))
+	}
+	shelves := h.shelves
+	if h.src.Pick(2) == 0 {
+		i := h.src.Pick(len(shelves))
+		shelves = shelves[i : i+1]
+	}
+	var asks []bucket.Ask
+	for _, b := range shelves {
+		terms := b.at(resolved)
+		a := bucket.Ask{Key: b.key, Terms: terms, Lowest: -terms.MaxOwed, MayOwe: true, Unenforced: h.src.Pick(5) == 0}
+		a.Cost = (terms.Capacity + min(terms.MaxOwed, 3*terms.Capacity+terms.Rate)) * h.src.Unit() * buckettest.One(h.src, 1, 0.5, 0.1)
+		now := b.at(h.now)
+		if h.src.Pick(4) > 0 && a.Cost > 0 && buckettest.Possible(terms, a.Cost, a.Lowest) && buckettest.Possible(now, a.Cost, -now.MaxOwed) {
+			asks = append(asks, a)
+		}
+	}
+	if len(asks) == 0 {
 		return
 	}
 	keep := Keeping{
 		StaleAfter: time.Duration(h.src.Pick(2)) * time.Minute, ExpireAfter: time.Hour, Release: h.src.Pick(2) == 0,
-		NotBefore: h.now + int64(h.src.Pick(3)-1)*1e6, Plans: []string{buckettest.One(h.src, "", "pro")},
+		NotBefore: h.now + int64(h.src.Pick(3)-1)*1e6, Plans: slices.Repeat([]string{buckettest.One(h.src, "", "pro")}, len(asks)),
 	}
-	model := []bucket.Ask{a}
+	model := slices.Clone(asks)
 	p := h.page(t, model)
 	answers := p.Take(model, nil)
-	c := store.Call{Question: store.Question{Verb: "reserve", Asks: []bucket.Ask{a}, Reserve: &keep}}
+	c := store.Call{Question: store.Question{Verb: "reserve", Asks: asks, Reserve: &keep}}
 	h.in(t, func(s *store.Session) error { return s.Decide(t.Context(), &c) })
-	h.calls++
-	require.Equal(t, bucket.AllAllowed(answers), bucket.AllAllowed(c.Answers), "%+v at %d", a, h.now)
-	if !answers[0].Allowed {
+	h.requireRows(t, p, "reserve")
+	for i := range answers {
+		require.Equal(t, answers[i].Allowed, c.Answers[i].Allowed, "%d: %+v at %d", i, asks[i], h.now)
+	}
+	if !bucket.AllAllowed(answers) {
+		h.refused++
 		require.Nil(t, c.Record)
 		return
 	}
-	h.requireRow(t, p, &a, fmt.Sprintf("reserve %v", a.Cost))
 	got, _ := c.Record.(*Reservation)
 	want, _ := keep.Record(model, answers).(*Reservation)
-	if len(got.Buckets) == 0 {
-		h.byStatement++
+	if len(asks) == 1 {
+		if h.single++; len(got.Buckets) == 0 {
+			h.byStatement++
+		}
 	}
 	stored := h.reservation(t, got.ID)
 	require.Equal(t, [2]any{stored.ReadyUs, stored.StaleUs}, [2]any{got.ReadyUs, got.StaleUs})
 	want.ID, want.NowUs = stored.ID, stored.NowUs
-	require.Equal(t, want, stored, "%+v at %d: %+v", a, h.now, answers)
-	h.open = append(h.open, got.ID)
-}
-
-// resolving gives reservations the terms of a limit.
-type resolving struct{ terms bucket.Terms }
-
-func (o resolving) Resolve(_ context.Context, _ string, r *Reservation) { r.Buckets[0].Now = o.terms }
-func (resolving) Changed([]bucket.Ask)                                  {}
-func (resolving) Ended(context.Context, *Reservation, []float64)        {}
-
-func (h *ledger) settle(t *testing.T) {
-	t.Helper()
-	i := h.src.Pick(len(h.open))
-	id := h.open[i]
-	want := h.reservation(t, id)
-	b := &want.Buckets[0]
-	final, cost := Settled, new(b.Cost*buckettest.One(h.src, 0, 0.5, 1, 1.5, h.src.Unit(), 3*h.src.Unit()))
-	terms := h.at(h.now)
-	q := store.Settlement{ID: id, Final: final, Cost: cost, Bucket: &b.Key, Free: h.src.Pick(4) == 0, Terms: &terms}
-	switch h.src.Pick(5) {
-	case 0:
-		q.Final, q.Cost, q.Bucket, q.Free = Cancelled, new(0.0), nil, false
-	case 1:
-		q.Cost, q.Bucket, q.Terms, q.Free = nil, nil, nil, false
-	case 2:
-		if h.eras == nil {
-			q.Own, q.Terms = true, nil
-			terms = b.Terms()
-		}
-	}
-	amount := 0.0
-	if q.Cost != nil {
-		if q.Free {
-			q.Cost = new(min(*q.Cost, b.Cost))
-		}
-		amount = *q.Cost - b.Cost
-	}
-	b.Now = terms
-	charge := want.Charge([]float64{amount})
-	p := h.page(t, charge.Asks)
-	if amount != 0 {
-		p.Charge(&charge.Asks[0], charge.Amounts[0], charge.Taken[0])
-	}
-	if want.State, want.ExpiresUs = q.Final, max(want.ExpiresUs, h.now); q.Final == Settled {
-		want.settle([]float64{amount})
-		if q.Cost != nil {
-			b.Settled = q.Cost
-		}
-	}
-	h.calls++
-	h.in(t, func(s *store.Session) error {
-		err := s.Settle(t.Context(), &q)
-		e := q.Ended
-		if err != nil || e.Done {
-			require.Equal(t, Open, e.State)
-			require.Equal(t, amount, e.Amount)
-			h.byStatement++
-			return err
-		}
-		return s.RetryTx(t.Context(), "settle", func(tx *store.Session) error {
-			life := Life{Session: tx, Owner: resolving{terms}}
-			r, err := life.Lock(t.Context(), "settle", id)
-			require.NoError(t, err)
-			return life.End(t.Context(), r, q.Final, func(r *Reservation) ([]float64, error) {
-				if q.Final == Settled {
-					r.Buckets[0].Settled = q.Cost
-				}
-				return []float64{amount}, nil
-			})
-		})
-	})
-	h.requireRow(t, p, &charge.Asks[0], fmt.Sprintf("settle %v with %v", b.Cost, amount))
-	stored := h.reservation(t, id)
-	b.Now = bucket.Terms{}
-	require.Equal(t, want, stored)
-	h.open = slices.Delete(h.open, i, i+1)
-	err := h.session.Settle(t.Context(), &q)
-	e := q.Ended
-	require.NoError(t, err)
-	require.Equal(t, store.Ended{Done: true, State: q.Final, Key: b.Key, Plan: b.Plan}, e, "again")
+	require.Equal(t, want, stored, "at %d: %+v", h.now, answers)
+	h.ids = append(h.ids, got.ID)
 }
 
 // No test leaves a goroutine behind.
