@@ -1,14 +1,11 @@
-// Command quickstart sends a message: at most three at once and ten a minute for each author. The limit and the message
-// are in one transaction, so that both are kept or neither is.
+// Command quickstart stores a message: each author may send three at once and ten a minute. The limit and the message
+// share a transaction, so both are kept or neither is.
 //
-//	export DATABASE_URL=postgres://localhost/postgres
-//	go run . ada hello
+//	DATABASE_URL=postgres://localhost/postgres go run .
 package main
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log"
 	"os"
 	"time"
@@ -23,11 +20,7 @@ import (
 var sendMessage = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
 
 func main() {
-	log.SetFlags(0)
-	if len(os.Args) != 3 {
-		log.Fatal("usage: quickstart AUTHOR MESSAGE")
-	}
-	if err := run(context.Background(), os.Args[1], os.Args[2]); err != nil {
+	if err := run(context.Background(), "ada", "hello"); err != nil {
 		log.Fatal(err)
 	}
 }
@@ -48,15 +41,11 @@ func run(ctx context.Context, author, body string) error {
 	if err != nil {
 		return err
 	}
-	err = limiter.InTx(ctx, func(tx pgx.Tx) error {
+	return limiter.InTx(ctx, func(tx pgx.Tx) error {
 		if err := limiter.WithTx(tx).Require(ctx, sendMessage.For(author)); err != nil {
-			return err // the transaction rolls back, and no token is taken
+			return err // over the limit: the transaction rolls back, and the error says when to retry
 		}
 		_, err := tx.Exec(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, author, body)
 		return err
 	})
-	if limited, ok := errors.AsType[*ratelimit.LimitedError](err); ok {
-		return fmt.Errorf("too many messages: try again in %v", limited.Decision.RetryAfter.Round(time.Millisecond))
-	}
-	return err
 }
