@@ -42,6 +42,13 @@ func TestBucketIsResetAndCredited(t *testing.T) {
 
 			f.changed("credit", "limit", "failed-logins", "key", key, "tokens", "4")
 			require.InDelta(t, 4, f.Value(t, logins.For("ada")).Tokens, 0.1)
+			all := f.post("/admin/find", "as", "key", "typed", "ada")
+			if secret == nil {
+				require.Equal(t, "key?key=ada", all.header.Get("Location"))
+			} else { // each limit has another hash, and no address has the key
+				require.Equal(t, http.StatusOK, all.status)
+				require.Contains(t, all.body, "key?key="+key+"&amp;limit=failed-logins")
+			}
 			f.changed("reset", "limit", "failed-logins", "key", key)
 			require.Equal(t, 10.0, f.Value(t, logins.For("ada")).Tokens)
 			require.Contains(t, f.log.String(), `author="Ana <ana@example.com>"`)

@@ -80,7 +80,7 @@ func (v *visit) keyPage(fields url.Values) {
 		v.say(http.StatusNotFound, "The address names no key. Go back to the list of limits, and search for one.")
 		return
 	case body.Limit == "":
-		v.keyLimits(body.Key)
+		v.keyLimits(body.Key, nil)
 		return
 	}
 	g := v.gather()
@@ -116,7 +116,7 @@ func (v *visit) keyPage(fields url.Values) {
 	g.wait()
 	body.Older = older(body.History, mostWaiting)
 	if l, refused := body.State.Shows.Level, body.Refusals.Shows; l != nil {
-		body.Why, body.Until = l.Why(max(refused.Cost/float64(max(refused.Refused, 1)), min(1, l.Capacity)))
+		body.Why, body.Until = l.WhyOf(inspect.Minute{Refused: refused.Refused, Cost: refused.Cost})
 	}
 	if seen := body.State.Shows.Seen; seen != nil {
 		body.Plan = seen.Plan

@@ -41,5 +41,10 @@ func (l *Level) Why(cost float64) (why string, until time.Time) {
 	return why, l.Value.AsOf.UTC().Add(wait)
 }
 
+// WhyOf is Why for a request that costs as much as refused ones on average, but at least a token.
+func (l *Level) WhyOf(refused Minute) (why string, until time.Time) {
+	return l.Why(max(refused.Cost/float64(max(refused.Refused, 1)), min(1, l.Capacity)))
+}
+
 // thousandths returns tokens for people, rounded down.
 func thousandths(tokens float64) string { return words.Number(math.Floor(tokens*1000) / 1000) }

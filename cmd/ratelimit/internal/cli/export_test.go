@@ -64,7 +64,7 @@ func KeyText(key string) string { return keyText(key) }
 // Views are what -o json prints, by the names that docs/cli.md gives them.
 func Views() map[string]any {
 	return map[string]any{
-		"`key`": keyView{}, "a limit of `key`": keyLimitView{}, "why `key` is refused": keyRefusal{},
+		"`key`": keyView{}, "a limit of `key`": keyLimitView{}, "why `key` is refused": inspect.Refusal{},
 		"`get`": bucketView{}, "one of the plans of `get`": inspect.PlanLevel{}, "what was seen of a bucket": inspect.Seen{}, "a row of a bucket": inspect.Row{}, "a minute of refusals": inspect.Minute{},
 		"`check`, `take`": decisionView{}, "`reset`, `credit`": inspect.View{},
 		"`pause`, `resume`":     changedView{},

@@ -19,14 +19,7 @@ import (
 const lately = time.Hour
 
 // bucketView is a bucket with its state, policies and pause.
-type bucketView struct {
-	inspect.View
-	Override     *rules.Statement      `json:"override"`
-	Pause        *rules.Statement      `json:"pause"`
-	Reservations []inspect.Reservation `json:"reservations"` // open ones
-	Leases       []inspect.Lease       `json:"leases"`       // those on its slots that have not ended
-	Refusals     []inspect.Minute      `json:"refusals"`     // of the last hour, by the minute
-}
+type bucketView struct{ inspect.Use }
 
 func (a *app) getCommand() *cobra.Command {
 	var f bucketFlags
@@ -69,8 +62,8 @@ func (v *bucketView) isEmpty() bool {
 
 // view reads the state, policies and pause of the bucket.
 func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
-	v := &bucketView{}
-	stored, err := db.reader.Bucket(ctx, b.request.Limit().Name(), b.stored)
+	name := b.request.Limit().Name()
+	stored, err := db.reader.Bucket(ctx, name, b.stored)
 	if err != nil {
 		return nil, err
 	}
@@ -78,15 +71,24 @@ func (b *bucket) view(ctx context.Context, db *database) (*bucketView, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := b.look(ctx, db, v, stored, seen[inspect.BucketID{Limit: stored.Limit, Key: stored.Key}]); err != nil {
+	stated, err := db.store.List(ctx, rules.ListQuery{Limit: name, Key: &b.stored})
+	if err != nil {
 		return nil, err
 	}
-	for _, read := range []func(context.Context, *database, *bucketView) error{b.tables, b.waiting, b.refusals} {
-		if err := read(ctx, db, v); err != nil {
-			return nil, err
-		}
+	v := &bucketView{inspect.UseOf(stored, &stated)}
+	v.Seen = seen[inspect.BucketID{Limit: name, Key: b.stored}]
+	if err := b.look(ctx, db, &v.View); err != nil {
+		return nil, err
 	}
-	return v, nil
+	found, err := db.reader.Reservations(ctx, inspect.ReservationQuery{State: "open", Limit: name, Key: &b.stored})
+	if err != nil {
+		return nil, err
+	}
+	minutes, _, err := db.reader.Refusals(ctx, inspect.RefusalQuery{
+		Limit: name, Key: &b.stored, Since: b.now.Add(-lately), Until: b.now,
+	})
+	v.Reservations, v.Refusals = list(found.List), list(minutes)
+	return v, err
 }
 
 // seen returns what decided last on the buckets of keys, in the last day.
@@ -96,17 +98,17 @@ func (db *database) seen(ctx context.Context, now time.Time,
 	return db.reader.Seen(ctx, inspect.SeenQuery{Keys: keys, Since: now.Add(-ratelimit.Day), Until: now})
 }
 
-// look sets the rows of the bucket, its leases, and its level if a policy is known: on the plan that the flags say or
-// on which the key was seen, or else on each plan.
-func (b *bucket) look(ctx context.Context, db *database, v *bucketView, stored inspect.Bucket,
-	seen *inspect.Seen,
-) error {
-	v.View, v.Leases = inspect.ViewOf(stored), list(stored.Held(b.now))
+// look sets the level of the bucket if a policy is known: on the plan that the flags say or on which the key was seen,
+// or else on each plan.
+func (b *bucket) look(ctx context.Context, db *database, v *inspect.View) error {
 	v.At = b.now.UTC()
 	plans := b.plans
-	if seen != nil && len(plans) > 0 {
-		v.Seen, plans = seen, nil
-		b = b.plans[max(slices.IndexFunc(b.plans, func(on *bucket) bool { return on.plan == seen.Plan }), 0)]
+	if len(plans) == 0 {
+		v.Seen = nil
+	}
+	if v.Seen != nil {
+		plans = nil
+		b = b.plans[max(slices.IndexFunc(b.plans, func(on *bucket) bool { return on.plan == v.Seen.Plan }), 0)]
 	}
 	level, err := b.level(ctx, db)
 	if level != nil {
@@ -128,44 +130,6 @@ func (b *bucket) level(ctx context.Context, db *database) (*inspect.Level, error
 		return nil, nil //nolint:nilnil // the policy is unknown
 	}
 	return db.reader.Level(ctx, b.limiter, b.request, b.stored, b.definedBy())
-}
-
-// tables reads what the tables of rules say of the key.
-func (b *bucket) tables(ctx context.Context, db *database, v *bucketView) error {
-	list, err := db.store.List(ctx, rules.ListQuery{Limit: v.Limit, Key: &v.Key})
-	v.setStated(&list)
-	return err
-}
-
-// setStated sets the override and the pause of the bucket that a listing has.
-func (v *bucketView) setStated(list *rules.Listing) {
-	for _, o := range list.Overrides {
-		if o.Limit == v.Limit && o.Key == v.Key && !o.From.After(list.Now) {
-			v.Override = &o
-		}
-	}
-	for _, p := range list.Pauses { // the limit and the key may both be paused: the later end counts
-		if p.Limit == v.Limit && (p.Key == "" || p.Key == v.Key) && !p.From.After(list.Now) &&
-			(v.Pause == nil || p.Until.After(v.Pause.Until)) {
-			v.Pause = &p
-		}
-	}
-}
-
-// waiting reads the open reservations of the bucket, the first of them.
-func (b *bucket) waiting(ctx context.Context, db *database, v *bucketView) error {
-	found, err := db.reader.Reservations(ctx, inspect.ReservationQuery{State: "open", Limit: v.Limit, Key: &v.Key})
-	v.Reservations = list(found.List)
-	return err
-}
-
-func (b *bucket) refusals(ctx context.Context, db *database, v *bucketView) error {
-	minutes, _, err := db.reader.Refusals(ctx, inspect.RefusalQuery{
-		Limit: v.Limit, Key: &v.Key, Since: b.now.Add(-lately),
-		Until: b.now,
-	})
-	v.Refusals = list(minutes)
-	return err
 }
 
 func (v *bucketView) fill(t *table) {
@@ -199,6 +163,9 @@ func (v *bucketView) fill(t *table) {
 		t.field("override by", v.Override.Author+": "+v.Override.Reason)
 	}
 	if v.Pause != nil {
+		if v.Pause.From.After(v.At) {
+			t.field("paused from", instantFrom(v.Pause.From, v.At))
+		}
 		t.field("paused until", instantFrom(v.Pause.Until, v.At))
 		t.field("paused", keyOrAll(v.Pause.Key))
 		t.field("paused by", v.Pause.Author+": "+v.Pause.Reason)
@@ -244,16 +211,8 @@ func (v *bucketView) fillLevel(t *table) {
 	}
 }
 
-// refusals returns the cost of the requests that were refused in the last hour, and their number.
-func (v *bucketView) refusals() (cost float64, refused int64) {
-	for _, m := range v.Refusals {
-		cost, refused = cost+m.Cost, refused+m.Refused
-	}
-	return cost, refused
-}
-
 func (v *bucketView) fillRefusals(t *table) {
-	if _, refused := v.refusals(); refused > 0 {
+	if refused := v.Refused().Refused; refused > 0 {
 		whose := ""
 		if v.Key == "" { // which the counts of keys that are not told apart have, too
 			whose = " (with keys that are not told apart)"

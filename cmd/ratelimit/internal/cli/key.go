@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -25,25 +24,14 @@ type keyView struct {
 
 // keyLimitView is what the tables have about a key in one limit.
 type keyLimitView struct {
-	bucketView
-	Refused []keyRefusal `json:"refused"` // empty: nothing is
+	inspect.Use
+	Refused []inspect.Refusal `json:"refused"` // empty: nothing is
 
-	stored inspect.Bucket
 	isLock bool // of package lockout, whose limits are in the code
-}
-
-// keyRefusal is why requests are refused.
-type keyRefusal struct {
-	OnPlan string    `json:"on_plan,omitzero"` // if the plan of the key is unknown
-	Why    string    `json:"why"`
-	Until  time.Time `json:"until,omitzero"` // zero: waiting does not help
 }
 
 // What the two limits of a lock of package lockout are: the policy of the first, and the end of the name of the second.
 const lockPolicy, blocks = "1 per 1ms, no capacity", ".blocks"
-
-// mostLimits is how many limits key looks at.
-const mostLimits = 1000
 
 func (a *app) keyCommand() *cobra.Command {
 	var f bucketFlags
@@ -51,9 +39,9 @@ func (a *app) keyCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "key KEY",
 		Short: "Show everything about one key, in all limits, and why it is refused",
-		Long: `Show each limit in which a key has a bucket, an override, a pause, a reservation or a refusal of the last
-hour: its level, policy and plan, and why its requests are refused, and until when. A limit that is not shown is full for
-this key.
+		Long: `Show each limit in which a key has a bucket, an override, a pause, a reservation or a counted request of
+the last day: its level, policy and plan, and why its requests are refused, and until when. A limit that is not shown is
+full for this key.
 
 The plan of a key is known from its last refusal or reservation. If it has none in a limit with rules for plans, the
 level on each plan is shown, unless you set --plan or --no-plan. -f has the policies of limits that are only in the code.`,
@@ -85,170 +73,91 @@ level on each plan is shown, unless you set --plan or --no-plan. -f has the poli
 	return a.withOutput(a.withDefinitionFile(cmd, &f.definition))
 }
 
-// key reads what the tables have about a key: each kind of fact with one query, and then the level in each limit.
+// key reads what the tables have about a key, and then its level in each limit.
 func (a *app) key(ctx context.Context, db *database, f *bucketFlags, key string, most int) (*keyView, error) {
 	set, err := a.loadRules(ctx, db)
 	if err != nil {
 		return nil, err
 	}
-	facts, err := a.factsOf(ctx, db, f.stored, key)
+	keyOf, err := a.keyOf(ctx, db, f.stored, key)
 	if err != nil {
 		return nil, err
 	}
-	names := slices.Sorted(maps.Keys(facts.limits))
-	if len(names) == 0 {
+	list, err := db.store.List(ctx, rules.ListQuery{})
+	if err != nil {
+		return nil, err
+	}
+	found, err := db.reader.Key(ctx, inspect.KeyQuery{
+		KeyOf: keyOf, List: &list, Since: list.Now.Add(-lately), Until: list.Now, Most: 1000,
+	})
+	if err != nil {
+		return nil, err
+	}
+	v := &keyView{Key: key, At: list.Now, Limits: limitsOf(found.Limits)}
+	switch n := len(v.Limits); {
+	case n == 0:
 		return nil, notFound("the tables have nothing about the key %q: all its buckets are full, or it is misspelt", key)
+	case n > most:
+		a.note("only the first %d of %d limits are shown; use a larger --most", most, n)
+		v.Limits = v.Limits[:most]
 	}
-	if len(names) > most {
-		a.note("only the first %d of %d limits are shown; use a larger --most", most, len(names))
-		names = names[:most]
+	if found.IsCut {
+		a.note("the tables may have more limits than the %d that are looked at", 1000)
 	}
-	v := &keyView{Key: key, At: facts.list.Now}
-	for _, name := range names {
-		probe, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1))
+	if found.Reservations.Next != nil {
+		a.note("there are more reservations than are looked at; use reservations list")
+	}
+	plans := plansIn(&list)
+	for _, of := range v.Limits {
+		probe, err := ratelimit.NewLimit(of.Limit, ratelimit.PerSecond(1))
 		if err != nil {
 			return nil, err
 		}
-		of := facts.limits[name]
-		b := &bucket{stored: of.stored.Key, set: set, now: v.At, request: probe.ForStored(of.stored.Key)}
-		if err := a.lookAt(ctx, db, of, b, f.definition, facts); err != nil {
+		b := &bucket{stored: of.Key, set: set, now: v.At, request: probe.ForStored(of.Key)}
+		if err := a.lookAt(ctx, db, of, b, f.definition, plans[of.Limit]); err != nil {
 			return nil, err
 		}
-		v.Limits = append(v.Limits, of)
 	}
 	return v, nil
 }
 
-// keyFacts are the facts about a key.
-type keyFacts struct {
-	list   rules.Listing     // of all keys
-	keys   map[string]string // the key as stored in each limit, which may differ
-	limits map[string]*keyLimitView
-	seen   map[inspect.BucketID]*inspect.Seen
-}
-
-// at returns the view of a limit.
-func (f *keyFacts) at(name string) *keyLimitView {
-	if f.limits[name] == nil {
-		f.limits[name] = &keyLimitView{Refused: []keyRefusal{}, stored: inspect.Bucket{Limit: name, Key: f.keys[name]}}
-		f.limits[name].Reservations, f.limits[name].Refusals = []inspect.Reservation{}, []inspect.Minute{}
-	}
-	return f.limits[name]
-}
-
-func (a *app) factsOf(ctx context.Context, db *database, stored bool, key string) (f *keyFacts, err error) {
-	f = &keyFacts{limits: make(map[string]*keyLimitView)}
-	if f.list, err = db.store.List(ctx, rules.ListQuery{}); err != nil {
-		return nil, err
-	}
-	names, err := db.reader.Limits(ctx, "", mostLimits)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range slices.Concat(f.list.Rules, f.list.Overrides, f.list.Pauses) {
-		names = append(names, s.Limit)
-	}
-	slices.Sort(names)
-	if names = slices.Compact(names); len(names) >= mostLimits {
-		a.note("the tables may have more limits than the %d that are looked at", mostLimits)
-		names = names[:mostLimits]
-	}
-	if f.keys, err = a.storedKeys(ctx, db, stored, key, names); err != nil {
-		return nil, err
-	}
-	places := make([]inspect.Position, len(names))
-	for i, name := range names {
-		places[i] = inspect.Position{Limit: name, Key: f.keys[name]}
-	}
-	buckets, err := db.reader.BucketsAt(ctx, places)
-	for _, b := range buckets {
-		f.at(b.Limit).stored = b
-	}
-	if err == nil {
-		err = a.readUse(ctx, db, f)
-	}
-	return f, err
-}
-
-// readUse reads the refusals, reservations, overrides and pauses.
-func (a *app) readUse(ctx context.Context, db *database, f *keyFacts) error {
-	keys := slices.Compact(slices.Sorted(maps.Values(f.keys)))
-	minutes, _, err := db.reader.RefusalsOfKeys(ctx, keys, f.list.Now.Add(-lately), f.list.Now)
-	if err != nil {
-		return err
-	}
-	for _, m := range minutes {
-		if f.keys[m.Limit] != "" && !m.Shadow {
-			f.at(m.Limit).Refusals = append(f.at(m.Limit).Refusals, m.Minute)
+// limitsOf returns the limits to show: of the two limits of a lock the first.
+func limitsOf(found []*inspect.Use) (limits []*keyLimitView) {
+	locks := make(map[string]bool)
+	for _, u := range found {
+		if name, is := strings.CutSuffix(u.Limit, blocks); is && len(u.Rows) > 0 {
+			locks[name] = slices.ContainsFunc(found, func(other *inspect.Use) bool { return other.Limit == name })
 		}
 	}
-	if f.seen, err = db.seen(ctx, f.list.Now, keys...); err != nil {
-		return err
-	}
-	found, err := db.reader.Reservations(ctx, inspect.ReservationQuery{State: "open", Keys: keys, Most: 1000})
-	if err != nil {
-		return err
-	}
-	if found.Next != nil {
-		a.note("there are more reservations than are looked at; use reservations list")
-	}
-	for _, r := range found.List {
-		for _, item := range r.Items {
-			if item.Key == f.keys[item.Limit] {
-				f.at(item.Limit).Reservations = append(f.at(item.Limit).Reservations, r)
-			}
+	for _, u := range found {
+		if name, is := strings.CutSuffix(u.Limit, blocks); !is || !locks[name] {
+			limits = append(limits, &keyLimitView{Use: *u, isLock: locks[u.Limit]})
 		}
 	}
-	for _, s := range slices.Concat(f.list.Overrides, f.list.Pauses) {
-		if s.Key == f.keys[s.Limit] || s.Of == rules.OfPause && s.Key == "" {
-			f.at(s.Limit)
-		}
-	}
-	for name, v := range f.limits {
-		if other := f.limits[name+blocks]; other != nil && len(other.stored.Rows) > 0 {
-			v.isLock = true
-			delete(f.limits, name+blocks)
-		}
-	}
-	return nil
+	return limits
 }
 
 // lookAt reads the level of a key in one limit, and says why it refuses.
-func (a *app) lookAt(ctx context.Context, db *database, v *keyLimitView, b *bucket, d definition, f *keyFacts) error {
+func (a *app) lookAt(ctx context.Context, db *database, v *keyLimitView, b *bucket, d definition,
+	plans []string,
+) error {
 	if v.isLock {
 		d.policy = lockPolicy
 	}
-	b, err := a.onPlans(ctx, db, b, d, plansIn(&f.list)[v.stored.Limit])
+	b, err := a.onPlans(ctx, db, b, d, plans)
 	if err != nil {
 		return err
 	}
-	seen := f.seen[inspect.BucketID{Limit: v.stored.Limit, Key: v.stored.Key}]
-	if err := b.look(ctx, db, &v.bucketView, v.stored, seen); err != nil {
+	if err := b.look(ctx, db, &v.View); err != nil {
 		return err
 	}
-	v.setStated(&f.list)
-	for _, p := range append(v.OnPlans, inspect.PlanLevel{Level: v.Level}) {
-		v.explain(p.Plan, p.Level)
+	v.Refused = v.Why()
+	for i := range v.Refused {
+		if v.isLock {
+			v.Refused[i].Why = "it is locked; ratelimit unlock ends that"
+		}
 	}
 	return nil
-}
-
-// explain adds why a level refuses a request of one token, or else one that costs as much as those that were refused.
-func (v *keyLimitView) explain(plan string, l *inspect.Level) {
-	if l == nil {
-		return
-	}
-	why, until := l.Why(min(1, l.Capacity))
-	cost, refused := v.refusals()
-	switch {
-	case why != "" && v.isLock:
-		why = "it is locked; ratelimit unlock ends that"
-	case why == "" && refused > 0:
-		why, until = l.Why(cost / float64(refused))
-	}
-	if why != "" {
-		v.Refused = append(v.Refused, keyRefusal{plan, why, until})
-	}
 }
 
 func (v *keyView) fill(t *table) {
@@ -257,8 +166,8 @@ func (v *keyView) fill(t *table) {
 	for _, l := range v.Limits {
 		for _, r := range l.Refused {
 			name, until := l.Limit, "always"
-			if r.OnPlan != "" {
-				name += ", if it is on plan " + r.OnPlan
+			if l.Level == nil {
+				name += ", " + r.By
 			}
 			if !r.Until.IsZero() {
 				until = "until " + instantFrom(r.Until, v.At)
@@ -277,14 +186,17 @@ func (v *keyView) fill(t *table) {
 
 // rows adds a line for the limit, or one for each plan if the plan is unknown.
 func (v *keyLimitView) rows(t *table, now time.Time) {
-	_, refused := v.refusals()
 	var also []string
 	if v.Override != nil {
 		also = append(also, "override "+v.Override.String())
 	}
 	if v.Pause != nil {
+		from := ""
+		if v.Pause.From.After(now) {
+			from = "from " + instantFrom(v.Pause.From, now) + " "
+		}
 		until := instantFrom(v.Pause.Until, now)
-		also = append(also, fmt.Sprintf("paused until %s by %s: %s", until, v.Pause.Author, v.Pause.Reason))
+		also = append(also, fmt.Sprintf("paused %suntil %s by %s: %s", from, until, v.Pause.Author, v.Pause.Reason))
 	}
 	if n := len(v.Reservations); n > 0 {
 		also = append(also, count(n, "reservation"))
@@ -293,7 +205,7 @@ func (v *keyLimitView) rows(t *table, now time.Time) {
 		also = append(also, count(n, "lease"))
 	}
 	line := func(plan, level, policy string) {
-		t.row(v.Limit, plan, level, policy, fmt.Sprint(refused), dash(strings.Join(also, "; ")))
+		t.row(v.Limit, plan, level, policy, fmt.Sprint(v.Use.Refused().Refused), dash(strings.Join(also, "; ")))
 	}
 	plan := dash(seenWords(v.Seen, now))
 	switch {
@@ -301,6 +213,8 @@ func (v *keyLimitView) rows(t *table, now time.Time) {
 		line(plan, map[bool]string{true: "locked", false: "not locked"}[v.Owed() > 0], "package lockout")
 	case v.Level != nil:
 		line(plan, levelWords(v.Level), v.Words()+", "+v.DecidedBy)
+	case v.OnPlans == nil && len(v.Rows) == 0:
+		line(plan, "full", "only in the code")
 	case v.OnPlans == nil:
 		line(plan, number(v.Stored)+" as stored", "only in the code")
 	}

@@ -314,15 +314,18 @@ func (a *app) storedKey(ctx context.Context, db *database, stored bool, args []s
 		_, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1))
 		return "", err
 	}
-	keys, err := a.storedKeys(ctx, db, stored, args[1], args[:1])
-	return keys[args[0]], err
+	keyOf, err := a.keyOf(ctx, db, stored, args[1])
+	if err != nil {
+		return "", err
+	}
+	return keyOf(args[0])
 }
 
-// storedKeys returns the stored form of a key in limits, after a check that the secret is the tables' secret. Unlike a
-// Take, it stores no fingerprint of the secret: this program must not be the first to set it.
-func (a *app) storedKeys(ctx context.Context, db *database, stored bool, key string,
-	limits []string,
-) (map[string]string, error) {
+// keyOf returns a function that returns the stored form of a key in a limit. At first it checks that the secret is the
+// tables' secret. Unlike a Take, it stores no fingerprint of the secret: this program must not be the first to set it.
+func (a *app) keyOf(ctx context.Context, db *database, stored bool,
+	key string,
+) (func(limit string) (string, error), error) {
 	secret, err := a.hashKey()
 	if err != nil && !stored {
 		return nil, err
@@ -331,28 +334,17 @@ func (a *app) storedKeys(ctx context.Context, db *database, stored bool, key str
 		Schema: db.schema, HashKey: secret, Timeout: -1,
 		NoBatching: true,
 	})
-	if err != nil {
-		return nil, err
-	}
-	keys := make(map[string]string, len(limits))
-	for i, name := range limits {
-		probe, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1)) // its policy plays no part
-		if err != nil {
-			return nil, err
+	isChecked := stored
+	return func(limit string) (string, error) {
+		probe, err := ratelimit.NewLimit(limit, ratelimit.PerSecond(1)) // its policy plays no part
+		if err == nil && !isChecked {
+			_, err = limiter.Value(ctx, probe.For(key))
 		}
-		if keys[name] = key; stored {
-			continue
+		if isChecked = true; err != nil || stored {
+			return key, err
 		}
-		if i == 0 {
-			if _, err := limiter.Value(ctx, probe.For(key)); err != nil {
-				return nil, err
-			}
-		}
-		if keys[name], err = limiter.StoredKey(probe.For(key)); err != nil {
-			return nil, err
-		}
-	}
-	return keys, nil
+		return limiter.StoredKey(probe.For(key))
+	}, err
 }
 
 // hashKey returns the secret of Config.HashKey, or nil.

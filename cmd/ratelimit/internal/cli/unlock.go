@@ -50,11 +50,19 @@ func lockAndKey(cmd *cobra.Command, args []string) error {
 
 func (a *app) unlock(ctx context.Context, db *database, lock *lockout.Lock, isStored bool, args []string) error {
 	locked, blocked := lock.Limits()[0], lock.Limits()[1]
-	keys, err := a.storedKeys(ctx, db, isStored, args[1], []string{locked.Name(), blocked.Name()})
+	keyOf, err := a.keyOf(ctx, db, isStored, args[1])
 	if err != nil {
 		return err
 	}
-	stored, err := db.reader.Bucket(ctx, locked.Name(), keys[locked.Name()])
+	key, err := keyOf(locked.Name())
+	if err != nil {
+		return err
+	}
+	keyOfBlocks, err := keyOf(blocked.Name())
+	if err != nil {
+		return err
+	}
+	stored, err := db.reader.Bucket(ctx, locked.Name(), key)
 	switch {
 	case err != nil:
 		return err
@@ -65,18 +73,18 @@ func (a *app) unlock(ctx context.Context, db *database, lock *lockout.Lock, isSt
 	if err != nil {
 		return err
 	}
-	first, second := locked.ForStored(keys[locked.Name()]), blocked.ForStored(keys[blocked.Name()])
-	level, err := db.reader.Level(ctx, limiter, first, keys[locked.Name()], "")
+	first, second := locked.ForStored(key), blocked.ForStored(keyOfBlocks)
+	level, err := db.reader.Level(ctx, limiter, first, key, "")
 	if err != nil {
 		return err
 	}
 	if err := limiter.Reset(ctx, first, second); err != nil {
 		return err
 	}
-	return a.showDone(unlockedView{args[0], keys[locked.Name()], level.FreeAt}, func(t *table) {
+	return a.showDone(unlockedView{args[0], key, level.FreeAt}, func(t *table) {
 		t.field("answer", "unlocked")
 		t.field("lock", args[0])
-		t.field("key", keyText(keys[locked.Name()]))
+		t.field("key", keyText(key))
 		t.field("locked until", instantFrom(level.FreeAt, level.Value.AsOf))
 	})
 }
