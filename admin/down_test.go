@@ -16,7 +16,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/test/admintest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -64,7 +64,7 @@ func TestTablesAreMissing(t *testing.T) {
 // shown.
 func TestSlowPartLeavesTheOthers(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "waits for the two seconds that a part of a page may take")
+	testkit.Long(t, "waits for the two seconds that a part of a page may take")
 	f := setup(t)
 	f.Furnish(t)
 	tx, err := f.Pool.BeginTx(t.Context(), pgx.TxOptions{})

@@ -11,14 +11,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/admintest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // TestPagesOfAMillionBuckets prints how long each page takes with a million buckets, 600,000 rows of refusals, 100,000
 // reservations and 20,000 overrides. Of five loads of each, the fastest takes less than a second. docs/admin.md has the
 // figures.
 func TestPagesOfAMillionBuckets(t *testing.T) { //nolint:paralleltest // it measures
-	testsize.Nightly(t, "writes 1.7 million rows, and measures")
+	testkit.Nightly(t, "writes 1.7 million rows, and measures")
 	f := setup(t)
 	id := f.Furnish(t)
 	for _, sql := range []string{

@@ -14,7 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/admin"
 	"github.com/pgratelimit/pgratelimit/internal/test/admintest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/observe/refusals"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -40,7 +40,7 @@ func (f *fixture) preview(rate, capacity, mode string) string {
 // TestPreviewOfMoreThanItLooksAt says from when on it counts.
 func TestPreviewOfMoreThanItLooksAt(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "writes 120,000 rows")
+	testkit.Long(t, "writes 120,000 rows")
 	f := setup(t)
 	f.Exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()) - m * interval '1 minute', 'messages', 'x', 'user-' || i, false, 1, 1, 1
 		FROM generate_series(1, 3) AS m, generate_series(1, 40000) AS i`)
@@ -53,7 +53,7 @@ func TestPreviewOfMoreThanItLooksAt(t *testing.T) {
 // the bound goes through under the second.
 func TestAtMostIsAnUpperBound(t *testing.T) {
 	t.Parallel()
-	for seed := range testsize.Of[uint64](60, 150) {
+	for seed := range testkit.Sized[uint64](60, 150) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		rate := 1 + random.Float64()*20
 		most := rate * (0.5 + random.Float64())

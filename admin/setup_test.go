@@ -16,13 +16,13 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/admin"
 	"github.com/pgratelimit/pgratelimit/internal/test/admintest"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 var (
 	messages, tokens, trials, logins = admintest.Limits()

@@ -14,17 +14,16 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/report"
 	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // TestRun runs scenarios of different kinds for a moment: that they can be run, not how fast they are.
 func TestRun(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a server for the benchmark")
+	testkit.Long(t, "starts a server for the benchmark")
 	directory := t.TempDir()
 	o := options{
 		quick: true, only: regexp.MustCompile(`^(five-1|disk-1|sliding-64|rules-64|acquire-16|pair-1|reserve-1|hot-tx|cached-1|curve-hot-(1|16))$`), named: true, contenders: regexp.MustCompile(""),

@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/memstore"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -100,7 +100,7 @@ func onEach(t *testing.T, test func(t *testing.T, on backend), backends ...backe
 		t.Run(on.name, func(t *testing.T) {
 			t.Parallel()
 			if on.isLong {
-				testsize.Long(t, "the short tier leaves out this backend")
+				testkit.Long(t, "the short tier leaves out this backend")
 			}
 			test(t, on)
 		})

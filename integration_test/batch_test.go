@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -107,7 +107,7 @@ func TestABatchIsPartOfNoDeadlock(t *testing.T) {
 func TestBatchesOfFirstCallersBesidePrune(t *testing.T) {
 	t.Parallel()
 	const keys, capacity = 60, 3
-	callers := testsize.Of(8, 24)
+	callers := testkit.Sized(8, 24)
 	b := setup(t)
 	limit := ratelimit.Define("limit", hoard(capacity))
 	b.exec(t, `INSERT INTO ratelimit.buckets SELECT 'limit', 'key' || n, 0, 3, 0, 3 FROM generate_series(1, 60, 2) AS n`) // full long since

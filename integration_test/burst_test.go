@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -16,7 +16,7 @@ import (
 // that reads the whole table.
 func TestBurstOfNewKeys(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "it inserts tens of thousands of rows")
+	testkit.Long(t, "it inserts tens of thousands of rows")
 	const callers, keys = 32, 50_000
 	for _, rows := range []int{0, 5, 200} {
 		t.Run(fmt.Sprint(rows), func(t *testing.T) {

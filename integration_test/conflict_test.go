@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -123,7 +123,7 @@ func TestAConflictInASavepointReachesTheCaller(t *testing.T) {
 func TestInTxGetsAllOfManyWorkersThroughOnOneKey(t *testing.T) {
 	t.Parallel()
 	const workers = 32
-	each := testsize.Of(4, 20)
+	each := testkit.Sized(4, 20)
 	s, ctx := newStand(t, func(config *pgxpool.Config) { config.MaxConns = 4 }), t.Context()
 	var attempts atomic.Int64
 	require.NoError(t, atonce.Do(workers, func(int) error {
@@ -163,7 +163,7 @@ func TestARowWithTheMarkOfItsInsertKeepsItsTokens(t *testing.T) {
 //nolint:paralleltest // a transaction that others keep open, in whatever database, keeps dead versions from being cleaned
 func TestHotRowStaysSmall(t *testing.T) {
 	const takers, perTaker, megabyte = 4, 4_000, 1 << 20
-	testsize.Long(t, "thousands of updates, one after the other")
+	testkit.Long(t, "thousands of updates, one after the other")
 	b := setup(t)
 	hot := ratelimit.Define("hot", hoard(1e6)).For("key")
 	require.NoError(t, b.limiter.Reset(t.Context(), hot))

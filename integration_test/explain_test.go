@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // Parameters of the statements, as SQL: existing buckets, and a missing one.
@@ -33,7 +33,7 @@ var housekeeping = map[string]bool{
 
 // sizes returns numbers of rows at the last ANALYZE. A connection keeps the plans of a small table while the table
 // grows.
-func sizes() []int { return []int{0, 5, 5000, 1, 200}[:testsize.Of(3, 5)] }
+func sizes() []int { return []int{0, 5, 5000, 1, 200}[:testkit.Sized(3, 5)] }
 
 // newPlans are the modes in which a plan that has just been made can differ. With auto it's a custom plan.
 var newPlans = []string{"force_generic_plan", "force_custom_plan"}

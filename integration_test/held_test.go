@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -157,7 +157,7 @@ func (s *stand) testACallAtAHeldRow(t *testing.T, name string, keepsConnection b
 		require.ErrorContains(t, err, "WithTx")
 		s.awaitNoWaiter(t)
 	}
-	for range testsize.Of(1, 2) {
+	for range testkit.Sized(1, 2) {
 		askers := []*asker{askFor(t, func(ctx context.Context) error { return call(ctx, s.limiter, r.ID, request) })}
 		s.awaitWaiter(t)
 		if strings.HasPrefix(name, "Take") || strings.HasPrefix(name, "Reserve") { // which form a batch behind it

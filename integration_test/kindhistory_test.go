@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -202,7 +202,7 @@ func (r *recorder) record(ctx context.Context, caller int, o operation) (porcupi
 // recordAll makes concurrent callers do a number of operations each.
 func (r *recorder) recordAll(t *testing.T, callers, each int, draw func(caller int, random *rand.Rand) operation) []porcupine.Operation {
 	t.Helper()
-	seed := testsize.Seed(t)
+	seed := testkit.Seed(t)
 	histories := make([][]porcupine.Operation, callers)
 	require.NoError(t, atonce.Do(callers, func(caller int) error {
 		random := rand.New(rand.NewPCG(seed, uint64(caller)))
@@ -280,7 +280,7 @@ func TestHistoryOfAllKindsIsLinearizable(t *testing.T) {
 		var r recorder
 		var history []porcupine.Operation
 		for range kindPhases {
-			history = append(history, r.recordAll(t, kindCallers, testsize.Of(8, 40), h.draw)...)
+			history = append(history, r.recordAll(t, kindCallers, testkit.Sized(8, 40), h.draw)...)
 			h.clock.set(h.clock.now().Add(time.Duration(rand.Int64N(int64(2 * ratelimit.Day)))))
 		}
 		isAllowed := func(o porcupine.Operation) bool { return o.Output.(kindReplies).told[0].Allowed }

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -140,7 +140,7 @@ func TestPruneRespectsPlansUsedMeanwhile(t *testing.T) {
 // deletes the rows later, and the next keys use the room in the table.
 func TestAnAttackerWithManyKeys(t *testing.T) {
 	t.Parallel()
-	keys, attackers := testsize.Of(500, 5000), 64
+	keys, attackers := testkit.Sized(500, 5000), 64
 	d := setup(t, func(c *pgxpool.Config) { c.MaxConns = 8 }).desk(t, ratelimit.Config{RefusalCache: 512})
 	network := ratelimit.Define("network", ratelimit.TokenBucket{Rate: 100, Period: ratelimit.Day})
 	account := ratelimit.Define("account", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
@@ -185,7 +185,7 @@ func TestAnAttackerWithManyKeys(t *testing.T) {
 	d.exec(t, `VACUUM ratelimit.buckets`)
 	require.Equal(t, keys, wave("next"))
 	t.Run("Sizes", func(t *testing.T) { // not parallel: it is of the same table
-		testsize.Nightly(t, "the size of a table depends on vacuum")
+		testkit.Nightly(t, "the size of a table depends on vacuum")
 		require.Less(t, before/keys, 800, "bytes a key: the general way makes a row and then writes what is left of it")
 		require.LessOrEqual(t, size(), before*3/2, "the index keeps pages for the keys before")
 	})

@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -127,7 +127,7 @@ func TestRace(t *testing.T) {
 			bundles["ForEachRow"] = setupRouted(t)
 		}
 		cells := map[raceCell]bool{}
-		for seed := range testsize.Of(1, 5) {
+		for seed := range testkit.Sized(1, 5) {
 			for _, c := range pairwise(uint64(seed + 1)) {
 				cells[c] = true
 			}
@@ -160,7 +160,7 @@ func (s raceStand) run(t *testing.T) {
 	t.Helper()
 	keys, tries, capacity := []string{t.Name()}, racersTries, raceCapacity
 	if s.isOfFastPath() { // a wrong statement fails only in some races for the last units, so there are more of them
-		keys = []string{t.Name() + " 0", t.Name() + " 1", t.Name() + " 2", t.Name() + " 3"}[:testsize.Of(2, 4)]
+		keys = []string{t.Name() + " 0", t.Name() + " 1", t.Name() + " 2", t.Name() + " 3"}[:testkit.Sized(2, 4)]
 	}
 	if s.has("None") {
 		keys, tries, capacity = nil, 1, 6

@@ -10,12 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/roundtrips"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // wire counts round trips.
-type wire struct{ roundtrips.Counter }
+type wire struct{ testkit.RoundTrips }
 
 // count returns the round trips that call makes.
 func (w *wire) count(call func()) int { return w.Of(call) }

@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/logtest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/observe/sloglimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -27,7 +27,7 @@ const (
 
 // exposed is everything that a program with a Limiter shows to others. Metrics and traces are made of the events.
 type exposed struct {
-	logtest.Journal
+	testkit.Journal
 	tracing // none
 }
 

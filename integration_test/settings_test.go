@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -110,7 +110,7 @@ func TestTheChosenSettingsHold(t *testing.T) {
 // It also sees conflicts that are not there, in every database. The server is the test's own, and has room for few.
 func TestTakeIsExactWhenTheServerSummarizesItsConflicts(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "a server of its own, and thousands of transactions")
+	testkit.Long(t, "a server of its own, and thousands of transactions")
 	b := setupOwn(t, map[string]string{"max_connections": "40"}, func(c *pgxpool.Config) { c.MaxConns = racers + 2 })
 	takeOne(t, b.limiter, tight.For("old").Cost(0.5))
 	b.exec(t, `CREATE TABLE filler AS SELECT 0 AS n`)

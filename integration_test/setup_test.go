@@ -15,9 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -206,7 +205,7 @@ const patient = world.Patient
 func representative(t *testing.T, row string, named ...string) {
 	t.Helper()
 	if !slices.Contains(named, row) {
-		testsize.Long(t, "a row of a table of which the short tier runs others")
+		testkit.Long(t, "a row of a table of which the short tier runs others")
 	}
 }
 
@@ -234,7 +233,7 @@ func lastSession(t *testing.T, pool *pgxpool.Pool) *pgx.Conn {
 }
 
 // No test leaves a goroutine behind, also after faults.
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // tracing is a tracer that is called with each statement before pgx sends it.
 type tracing func(sql string)

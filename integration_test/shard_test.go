@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -75,10 +75,10 @@ func TestARefusalByShardsWritesNothing(t *testing.T) {
 // loses or makes tokens.
 func TestRowsGiveAsBucketsOfTheirOwn(t *testing.T) {
 	t.Parallel()
-	steps := testsize.Of(60, 400)
+	steps := testkit.Sized(60, 400)
 	onEach(t, func(t *testing.T, on backend) {
 		t.Helper()
-		random := testsize.Rand(t)
+		random := testkit.Rand(t)
 		b := on.setup(t)
 		d := b.desk(t, ratelimit.Config{RefusalCache: 100})
 		for name, policy := range map[string]ratelimit.Policy{
@@ -229,7 +229,7 @@ func TestFullOfABucketOfSeveralRows(t *testing.T) {
 // Open transactions that take from one bucket all commit if each found a row of its own.
 func TestTransactionsOnDifferentShardsDoNotConflict(t *testing.T) {
 	t.Parallel()
-	transactions := testsize.Of(4, 8)
+	transactions := testkit.Sized(4, 8)
 	b := setupQuiet(t, func(c *pgxpool.Config) { c.MaxConns = int32(transactions) + 1 })
 	for _, limit := range []ratelimit.Limit{spread(1), spread(64)} {
 		for _, level := range levels {
@@ -285,8 +285,8 @@ func shardsOf(limit ratelimit.Limit) int {
 // Time adds the tokens that Value predicted. Nothing else adds or takes any.
 func TestAHistoryOfChangesCountsEveryToken(t *testing.T) {
 	t.Parallel()
-	steps := testsize.Of(150, 600)
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	steps := testkit.Sized(150, 600)
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		h := &changeHistory{T: t, random: rand.New(rand.NewPCG(seed, 9)), desk: setup(t).desk(t, ratelimit.Config{})}
 		h.change()
 		for range steps {

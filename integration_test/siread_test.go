@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -84,7 +84,7 @@ func TestDifferentKeysNeverConflict(t *testing.T) {
 	}
 	b.exec(t, "ANALYZE ratelimit.buckets, ratelimit.reservations")
 	require.NoError(t, atonce.Do(workers, func(worker int) error {
-		for n := range testsize.Of(6, 350) {
+		for n := range testkit.Sized(6, 350) {
 			key := fmt.Sprintf("key %06d", n/3*workers+worker) // of three transactions, the first of which makes its row
 			requests := []ratelimit.Request{slider.For(key), other.For(key)}
 			for i := range 5 { // on one page with the neighbours' rows

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -41,7 +41,7 @@ func TestNoSlotIsHeldTwice(t *testing.T) {
 			r := &slotRace{limits: [2]ratelimit.Limit{daylong("few", 3), daylong("more", 4)}, brief: ratelimit.Define("brief", ratelimit.Concurrency{Most: 2, Lease: 2 * time.Millisecond})}
 			require.NoError(t, atonce.Do(8, func(caller int) error {
 				random := rand.New(rand.NewPCG(uint64(caller), 7))
-				for range testsize.Of(25, 400) {
+				for range testkit.Sized(25, 400) {
 					if err := r.turn(t.Context(), b, isolation, limiters[random.IntN(len(limiters))], random); err != nil {
 						return err
 					}

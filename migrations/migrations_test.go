@@ -16,7 +16,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
@@ -63,7 +63,7 @@ func TestUp(t *testing.T) {
 				t.Parallel()
 				url := postgrestest.NewEmptyDatabase(t)
 				group, ctx := errgroup.WithContext(t.Context())
-				for range testsize.Of(3, 8) {
+				for range testkit.Sized(3, 8) {
 					pool := openPool(t, url, func(c *pgxpool.Config) {
 						c.MaxConns = 2
 						c.ConnConfig.RuntimeParams["default_transaction_isolation"] = isolation

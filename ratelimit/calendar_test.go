@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // isFirst reports whether a window of the calendar begins on a day.
@@ -110,7 +110,7 @@ func TestACalendarInAnUnknownZone(t *testing.T) {
 // row and a time of their span, is what the calendar says.
 func TestStepsAgreeWithCalendars(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
 		r := rand.New(rand.NewPCG(seed, 0))
 		for _, name := range []string{"UTC", "Europe/Berlin", "America/New_York", "America/Sao_Paulo", "America/Havana", "Pacific/Apia", "Africa/Casablanca"} {
@@ -118,7 +118,7 @@ func TestStepsAgreeWithCalendars(t *testing.T) {
 			require.NoError(t, err)
 			for _, c := range calendarsIn(zone) {
 				bare := bucket.Terms{Kind: bucket.Steps{}, Windows: c, Capacity: 10, Rate: 10, Steps: 1, Step: c.mean()}
-				for range testsize.Of(20, 200) {
+				for range testkit.Sized(20, 200) {
 					at := time.Date(2010+r.IntN(20), time.January, 1+r.IntN(366), r.IntN(24), r.IntN(60), 0, 0, time.UTC).UnixMicro()
 					if r.IntN(2) == 0 {
 						at = c.Begin(c.Index(at)) - int64(r.IntN(2))

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -229,7 +229,7 @@ func TestStepsOfAValue(t *testing.T) {
 func TestValueMarshalJSONStart(t *testing.T) {
 	t.Parallel()
 	const exact = int64(1) << 53
-	random := testsize.Rand(t)
+	random := testkit.Rand(t)
 	for range 500 {
 		period := time.Duration(math.Pow(float64(century/time.Microsecond), random.Float64())) * time.Microsecond
 		start := at.Add(time.Duration((random.Float64()*2 - 1) * float64(century)))

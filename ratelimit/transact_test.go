@@ -15,8 +15,8 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/turns"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // endingTx is a transaction whose COMMIT returns err. It notes how it ended.
@@ -167,7 +167,7 @@ func TestAnotherCallContinuesTheComparisonOfACancelledOne(t *testing.T) {
 }
 
 // No test leaves a goroutine behind.
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // A nested transaction has the place in the queues of the transaction around it.
 func TestNestedTransactionsQueue(t *testing.T) {

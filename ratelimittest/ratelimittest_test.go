@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -169,7 +169,7 @@ func TestATimeoutInABubble(t *testing.T) {
 // The package adds no dependencies to the Limiter's.
 func TestDependencies(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "runs the go command")
+	testkit.Long(t, "runs the go command")
 	out, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", ".").Output()
 	require.NoError(t, err)
 	for _, module := range strings.Fields(string(out)) {

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -117,7 +117,7 @@ func TestSet(t *testing.T) {
 				return nil
 			})
 		}
-		for n := range testsize.Of(5, 20) {
+		for n := range testkit.Sized(5, 20) {
 			made(t)(f.store.Apply(t.Context(), why, rules.Changes{
 				Put:      []rules.Rule{perMinute("messages", "", 20), perMinute("messages", "pro", 50)},
 				Override: []rules.Override{{Limit: "messages", Key: fmt.Sprint(n), Multiplier: 3}},

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -82,9 +82,9 @@ func decides(t *testing.T, set *Set, at int64, request ratelimit.Request) string
 // loaded.
 func TestARunningProgramDecidesAsANewOne(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		random := rand.New(rand.NewPCG(seed, 51))
-		for range testsize.Of(10, 400) {
+		for range testkit.Sized(10, 400) {
 			var stated table
 			ran, handed := &Set{}, []ratelimit.Limit(nil)
 			for now := int64(1000); now < 1200; now += 1 + random.Int64N(12) {

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -188,7 +188,7 @@ func TestApply(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		group, ctx := errgroup.WithContext(t.Context())
-		writers, each := 8, testsize.Of(8, 25)
+		writers, each := 8, testkit.Sized(8, 25)
 		for w := range writers {
 			group.Go(func() error {
 				for i := range each {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
@@ -22,7 +22,7 @@ import (
 // step is committed once, with its token and its job.
 func TestSerializableWorkersLoseNothing(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "hundreds of transactions that conflict")
+	testkit.Long(t, "hundreds of transactions that conflict")
 	const workers, steps, enough = 32, 12, 1e6
 	plenty := ratelimit.TokenBucket{Rate: enough, Period: 36525 * ratelimit.Day}
 	taken, reserved := ratelimit.Define("taken", plenty), ratelimit.Define("reserved", plenty)

@@ -17,7 +17,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/logtest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -279,14 +279,14 @@ type holding struct {
 	db      *ratelimittest.DB
 	limiter *ratelimit.Limiter
 	worker  rivertype.WorkerMiddleware
-	logged  *logtest.Journal
+	logged  *testkit.Journal
 }
 
 // inHolder runs a test of a Holder for jobs that make requests.
 func inHolder(t *testing.T, requests []ratelimit.Request, test func(t *testing.T, h *holding)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		h := &holding{db: ratelimittest.NewDB(), logged: &logtest.Journal{}}
+		h := &holding{db: ratelimittest.NewDB(), logged: &testkit.Journal{}}
 		var err error
 		h.limiter, err = ratelimit.New(h.db, ratelimit.Config{AsOf: time.Now})
 		require.NoError(t, err)
@@ -379,7 +379,7 @@ func TestHolderStopsAJobThatLostItsSlot(t *testing.T) {
 func TestAnOutageDoesNotFloodTheLog(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		logged, db := &logtest.Journal{}, ratelimittest.NewDB()
+		logged, db := &testkit.Journal{}, ratelimittest.NewDB()
 		limiter, err := ratelimit.New(db, ratelimit.Config{AsOf: time.Now})
 		require.NoError(t, err)
 		worker := workerOf(t, limiter, scheduler.Config{Cancelled: scheduler.GiveBack, Logger: slog.New(slog.NewTextHandler(logged, nil))})

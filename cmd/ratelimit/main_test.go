@@ -26,7 +26,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // program returns the path of the program, which is built once.
@@ -67,7 +67,7 @@ func command(t *testing.T, env []string, args ...string) (cmd *exec.Cmd, out, er
 
 func TestProgram(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "builds the program and runs it")
+	testkit.Long(t, "builds the program and runs it")
 
 	t.Run("EndsWithItsExitCode", func(t *testing.T) {
 		t.Parallel()

@@ -19,7 +19,7 @@ import (
 
 	"github.com/chromedp/chromedp"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // How long a browser may take until it answers, which a busy machine reads from disk, and until it has ended.
@@ -67,7 +67,7 @@ const startsABrowser = "starts a browser"
 // The browser ends with the test, and nothing of it is left.
 func New(t testing.TB) context.Context {
 	t.Helper()
-	testsize.Long(t, startsABrowser)
+	testkit.Long(t, startsABrowser)
 	tab, stop, err := start()
 	skipOrFail(t, err)
 	t.Cleanup(func() {
@@ -90,7 +90,7 @@ type Shared struct {
 // Tab returns a new tab with cookies of its own, for chromedp.Run. It is closed with the test.
 func (s *Shared) Tab(t testing.TB, options ...chromedp.ContextOption) context.Context {
 	t.Helper()
-	testsize.Long(t, startsABrowser)
+	testkit.Long(t, startsABrowser)
 	s.once.Do(func() { s.tab, s.stop, s.err = start() })
 	skipOrFail(t, s.err)
 	tab, stop := chromedp.NewContext(s.tab, append(options, chromedp.WithNewBrowserContext())...)

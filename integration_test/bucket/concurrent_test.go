@@ -10,7 +10,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // concurrency returns the terms of a limit on concurrency.
@@ -138,8 +138,8 @@ func (h *slotsHistory) acquire(t bucket.Terms, p buckettest.SlotPolicy) {
 func TestSlotsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
 	const steps = 500
-	histories := testsize.Of[uint64](10, 40)
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	histories := testkit.Sized[uint64](10, 40)
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		for n := range histories {
 			random := rand.New(rand.NewPCG(seed, n))
 			h := &slotsHistory{T: t, random: random, absent: true, now: opening}

@@ -17,9 +17,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/golden"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 const core = "github.com/pgratelimit/pgratelimit"
@@ -40,7 +39,7 @@ var (
 // the application's own versions. The applications have the modules of a release.
 func TestConsumer(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "it releases the modules and builds applications")
+	testkit.Long(t, "it releases the modules and builds applications")
 	r := newRelease(t)
 	whole := r.application(t, core+"/ratelimit", core+"/migrations")
 	bare := newApplication(t, r.env, bareModule(t), imports(slices.Concat(ofPgx, ofGoose, leaves)...))
@@ -55,31 +54,31 @@ func TestConsumer(t *testing.T) {
 
 	t.Run("Requirements", func(t *testing.T) {
 		t.Parallel()
-		golden.Equal(t, "require.golden", lines(whole.required(t)))
+		testkit.Golden(t, "require.golden", lines(whole.required(t)))
 	})
 
 	t.Run("OfTheLimiterAlone", func(t *testing.T) {
 		t.Parallel()
 		alone := r.application(t, core+"/ratelimit")
-		golden.Equal(t, "alone.golden", lines(slices.Sorted(maps.Keys(alone.modules(t)))))
+		testkit.Golden(t, "alone.golden", lines(slices.Sorted(maps.Keys(alone.modules(t)))))
 	})
 
 	web := r.application(t, core+"/ratelimit", core+"/migrations", core+"/rules", core+"/httplimit", core+"/admin", core+"/promlimit")
 
 	t.Run("OfAWebService", func(t *testing.T) {
 		t.Parallel()
-		golden.Equal(t, "web.golden", lines(slices.Sorted(maps.Keys(web.modules(t)))))
+		testkit.Golden(t, "web.golden", lines(slices.Sorted(maps.Keys(web.modules(t)))))
 	})
 
 	t.Run("BuildsAWebService", func(t *testing.T) {
 		t.Parallel()
-		testsize.Nightly(t, "it compiles each package anew")
+		testkit.Nightly(t, "it compiles each package anew")
 		web.run(t, "build", "-trimpath", "-o", filepath.Join(t.TempDir(), "application"), ".")
 	})
 
 	t.Run("GetsTheCommand", func(t *testing.T) {
 		t.Parallel()
-		testsize.Nightly(t, "it compiles each package anew")
+		testkit.Nightly(t, "it compiles each package anew")
 		bin := t.TempDir()
 		command(t, bin, append(r.env, "GOBIN="+bin), "go", "install", core+"/cmd/ratelimit@"+r.version)
 		require.FileExists(t, filepath.Join(bin, "ratelimit"))

@@ -22,8 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
@@ -35,7 +34,7 @@ import (
 const documents = "it compiles River, protobuf and YAML"
 
 // No test leaves a goroutine behind, also after faults.
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // The functions hold code blocks of docs/guide.md, docs/recipes.md, docs/slots.md and docs/operations.md. The tests
 // below run each of them.
@@ -204,7 +203,7 @@ func runJobs[T river.JobArgs](t *testing.T, pool *pgxpool.Pool, work func(contex
 
 func TestGuide(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 
 	t.Run("Messages", func(t *testing.T) {
 		t.Parallel()
@@ -267,7 +266,7 @@ func TestGuide(t *testing.T) {
 
 func TestSlots(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 
 	t.Run("AreWaitedFor", func(t *testing.T) {
 		t.Parallel()
@@ -317,7 +316,7 @@ func TestSlots(t *testing.T) {
 // page.
 func TestOperationsPool(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 	direct := world.New(t)
 	pool, err := operationsPool(t.Context(), direct.URL())
 	require.NoError(t, err)
@@ -335,7 +334,7 @@ func TestOperationsPool(t *testing.T) {
 // TestOperationsCron promises that the statement of the page deletes rows that are full, and no others.
 func TestOperationsCron(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 	page, err := os.ReadFile("../../docs/operations.md")
 	require.NoError(t, err)
 	parts := strings.Split(string(page), "$$")

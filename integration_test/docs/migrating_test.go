@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
@@ -116,7 +116,7 @@ func migratedTransaction(ctx context.Context, limiter *ratelimit.Limiter, key st
 // TestMigratedCalls runs the calls of the tables.
 func TestMigratedCalls(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 	f := newFrozen(t)
 	for name, policy := range migratedPolicies() {
 		require.Equal(t, name, policy.String())
@@ -139,7 +139,7 @@ func TestMigratedCalls(t *testing.T) {
 // TestMigratedMiddleware makes the middlewares of the tables. What each limits is tested in httplimit.
 func TestMigratedMiddleware(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 	proxies, err := httplimit.ParseProxies("192.0.2.0/24")
 	require.NoError(t, err)
 	address, behind, byUser, path := migratedKeys(proxies)
@@ -164,7 +164,7 @@ func TestMigratedMiddleware(t *testing.T) {
 // TestTheMigratingPageRuns finds each right-hand side of docs/migrating.md in the tests above.
 func TestTheMigratingPageRuns(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 	source, err := os.ReadFile("migrating_test.go")
 	require.NoError(t, err)
 	page, err := os.ReadFile("../../docs/migrating.md")

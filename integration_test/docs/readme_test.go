@@ -19,7 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -123,7 +123,7 @@ func TestReservations(t *testing.T) {
 
 func TestReadme(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 
 	ctx := t.Context()
 	pool := postgrestest.New(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/prefetch"
@@ -198,7 +198,7 @@ func (f *frozen) tokens(t *testing.T, request ratelimit.Request) float64 {
 
 func TestRecipesOfRates(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 
 	t.Run("SixtyASecond", func(t *testing.T) {
 		t.Parallel()
@@ -247,7 +247,7 @@ func TestRecipesOfRates(t *testing.T) {
 
 func TestRecipesOfSpacing(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 
 	t.Run("Spaced", func(t *testing.T) {
 		t.Parallel()
@@ -313,7 +313,7 @@ func TestRecipesOfSpacing(t *testing.T) {
 
 func TestRecipesOfCosts(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 	f := newFrozen(t)
 	user := func(*http.Request) (string, error) { return "ada", nil }
 	handler, err := recipeCost(f.Limiter, user, http.NotFoundHandler())
@@ -388,7 +388,7 @@ func (n *callCount) Observe(_ context.Context, event ratelimit.Event) {
 
 func TestRecipesOfVerbs(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 
 	t.Run("Borrow", func(t *testing.T) {
 		t.Parallel()

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/adaptive"
@@ -51,7 +51,7 @@ var kinds = map[string]ratelimit.Limit{
 // TestRecipesWorstCase presses each kind when that gives the most.
 func TestRecipesWorstCase(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 	worst := func(limit ratelimit.Limit) (most int) {
 		for quiet := 0; quiet < 1000; quiet += 50 { // before it is pressed, in hundredths of a second
 			s, err := ratelimit.NewSimulation(ratelimit.Config{})
@@ -84,7 +84,7 @@ func TestRecipesWorstCase(t *testing.T) {
 
 func TestRecipesOfKinds(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 
 	t.Run("NeverMore", func(t *testing.T) {
 		t.Parallel()
@@ -294,7 +294,7 @@ func sumOf(of []int) (sum int) {
 
 func TestRecipesOfAdaptive(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 
 	t.Run("Shared", func(t *testing.T) {
 		t.Parallel()

@@ -17,7 +17,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
@@ -88,7 +88,7 @@ func recipeBlock(ctx context.Context, limiter *ratelimit.Limiter, store *rules.S
 
 func TestRecipesOfPlans(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 
 	t.Run("AnniversaryDays", func(t *testing.T) {
 		t.Parallel()
@@ -202,7 +202,7 @@ func TestRecipesOfProxies(t *testing.T) {
 // subscriber goes on with the tokens that are left.
 func TestOperationsReplication(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a server of its own")
+	testkit.Long(t, "starts a server of its own")
 	server := postgrestest.StartOwn(t, map[string]string{"wal_level": "logical"})
 	shared := postgrestest.NewShared(func(context.Context) (*postgrestest.Server, error) { return server, nil })
 	publisher, subscriber := world.Open(t, shared.NewDatabase(t)), world.Open(t, shared.NewDatabase(t))

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/observe/refusals"
@@ -175,7 +175,7 @@ const rulesPage = "../../docs/rules.md"
 // TestRulesDocument runs the program of the page in the order of the page. What rules do is tested in package rules.
 func TestRulesDocument(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, documents)
+	testkit.Long(t, documents)
 	ctx, s := t.Context(), &rulesStory{frozen: newFrozen(t)}
 	pool := s.Pool
 	s.now = time.Now().Truncate(time.Microsecond)

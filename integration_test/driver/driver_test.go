@@ -22,8 +22,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/test/roundtrips"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
@@ -89,7 +88,7 @@ func TestDrivers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			if d.isLong {
-				testsize.Long(t, "runs the tests of lib/pq again")
+				testkit.Long(t, "runs the tests of lib/pq again")
 			}
 			shared := setup(t, d)
 			for of, test := range tests {
@@ -181,13 +180,13 @@ type bundle struct {
 	limiter *ratelimit.Limiter // on db
 	pool    *pgxpool.Pool
 	ofPgx   *ratelimit.Limiter // on pool
-	wire    *roundtrips.Counter
+	wire    *testkit.RoundTrips
 }
 
 func setup(t *testing.T, d testedDriver) *bundle {
 	t.Helper()
 	w := world.New(t)
-	b := &bundle{limits: define(), driver: d, pool: w.Pool, ofPgx: w.Limiter, wire: &roundtrips.Counter{}}
+	b := &bundle{limits: define(), driver: d, pool: w.Pool, ofPgx: w.Limiter, wire: &testkit.RoundTrips{}}
 	b.db = sql.OpenDB(d.connect(t, w.URL(), b.wire.Dial))
 	t.Cleanup(func() { _ = b.db.Close() })
 	w.Exec(t, `CREATE TABLE public.messages (author text NOT NULL)`)

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
@@ -133,7 +133,7 @@ func (d *database) work(t *testing.T, workers int, uses []use) {
 // Each mode has 16 callers, whose statements run on ten connections of the server.
 func TestEveryCallThroughPgBouncer(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "PgBouncers of its own")
+	testkit.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	url := d.behind(t, postgrestest.TransactionPool)
 	t.Run("Modes", func(t *testing.T) {

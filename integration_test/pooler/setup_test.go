@@ -18,14 +18,13 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // No test leaves a goroutine behind, also after faults.
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // database is one of the test's own, past any pooler, with a table of the application's.
 type database struct{ *world.World }
@@ -120,7 +119,7 @@ func errAbout(err error, how string) error {
 // callers at once and other programs at work. Nothing is taken. A caller's transaction goes on.
 func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "PgBouncers of its own")
+	testkit.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	url := d.behind(t, postgrestest.TransactionPool)
 	ids := d.ids(t)
@@ -159,7 +158,7 @@ func TestPreparingIsRefusedThroughPgBouncer(t *testing.T) {
 // A PgBouncer that tracks statements tracks only named ones.
 func TestDescribeExecIsRefusedWhereStatementsAreTracked(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "PgBouncers of its own")
+	testkit.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	tracks := postgrestest.HasTrackingPool(t)
 	pool := postgrestest.TransactionPool // as before 1.21, where nothing is tracked
@@ -192,7 +191,7 @@ func (p hidden) Query(ctx context.Context, query string, arguments ...any) (pgx.
 // Where it cannot be found out before, the statement that fails says so.
 func TestLostStatementsReturnErrPoolerMode(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "PgBouncers of its own")
+	testkit.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	url := mode(d.behind(t, postgrestest.TransactionPool), "cache_statement")
 	take := func(pool *pgxpool.Pool) error {
@@ -213,7 +212,7 @@ func TestLostStatementsReturnErrPoolerMode(t *testing.T) {
 // a client one connection or tracks statements. Only behind a pooler a Limiter tests that, once.
 func TestPreparingWorksWithoutAPoolerInTransactionMode(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "PgBouncers of its own")
+	testkit.Long(t, "PgBouncers of its own")
 	type way struct {
 		url   func(t *testing.T, d *database) string
 		modes []string

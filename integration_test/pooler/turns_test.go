@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/scheduler"
@@ -34,7 +34,7 @@ func (d *database) turns(t *testing.T, granted bool) int {
 // two processes here. TestAWaitForASharedTurnIsBounded of ratelimit has a wait that is too long.
 func TestSharedTurnsThroughPgBouncer(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "PgBouncers of its own")
+	testkit.Long(t, "PgBouncers of its own")
 	for _, how := range atOnce {
 		t.Run(how, func(t *testing.T) {
 			t.Parallel()
@@ -84,7 +84,7 @@ func (pooledArgs) Kind() string { return "pooled" }
 // Jobs are enqueued with their reservations by many at once, and start with them, where River polls.
 func TestJobsThroughPgBouncer(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "PgBouncers of its own")
+	testkit.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	require.NoError(t, scheduler.Migrate(t.Context(), d.Pool, scheduler.MigrateConfig{}))
 	url := d.behind(t, postgrestest.TransactionPool)
@@ -132,7 +132,7 @@ func TestJobsThroughPgBouncer(t *testing.T) {
 // work there.
 func TestRulesThroughPgBouncer(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "PgBouncers of its own")
+	testkit.Long(t, "PgBouncers of its own")
 	d := setup(t)
 	url := d.behind(t, postgrestest.TransactionPool)
 	for _, how := range atOnce {

@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/child"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/waitlist"
 )
@@ -55,7 +55,7 @@ func sitting(t *testing.T, url string, _ []string) {
 // given twice, and in the end all slots are free.
 func TestACrowdWaitsForSlotsOfKilledHolders(t *testing.T) {
 	t.Parallel()
-	testsize.Nightly(t, "ten thousand callers, which wait for minutes")
+	testkit.Nightly(t, "ten thousand callers, which wait for minutes")
 	const callers, rounds, soon = 10_000, 4, 30 * time.Second // a busy machine runs the callers late
 	w := world.New(t)
 	w.Exec(t, `CREATE TABLE public.sat (fence bigint PRIMARY KEY, who text NOT NULL, began timestamptz NOT NULL, ended timestamptz NOT NULL)`)
@@ -66,7 +66,7 @@ func TestACrowdWaitsForSlotsOfKilledHolders(t *testing.T) {
 	go func() { running <- list.Run(ctx) }()
 	t.Cleanup(func() { cancel(); require.NoError(t, <-running) })
 
-	random := testsize.Rand(t)
+	random := testkit.Rand(t)
 	deadlines := make([]time.Duration, callers)
 	for i := range deadlines {
 		deadlines[i] = time.Second + time.Duration(random.Int64N(int64(2*time.Minute)))

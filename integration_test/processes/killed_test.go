@@ -15,13 +15,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/child"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // No test leaves a goroutine behind, also after faults.
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // role is the purpose of a process: the function of that name in roles, on the database at URL.
 type role struct {
@@ -87,7 +86,7 @@ func send(ctx context.Context, limiter *ratelimit.Limiter, key string) error {
 // COMMIT is missing, or the server checks its client connections meanwhile.
 func TestAClientThatIsKilledWhileItWaits(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "a process for each row")
+	testkit.Long(t, "a process for each row")
 	const unwatched, watched = "0", "50ms"
 	for _, test := range []struct {
 		name, call, check string
@@ -147,7 +146,7 @@ func sharedTurn(t *testing.T, url string, _ []string) {
 // A process that is killed while it has its turn takes nothing, and leaves its turn to the next.
 func TestAProcessThatIsKilledInItsSharedTurn(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "a process")
+	testkit.Long(t, "a process")
 	w := world.New(t)
 	turns := func() int {
 		return w.Count(t, `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted
@@ -196,6 +195,6 @@ func manyKeys(t *testing.T, url string, _ []string) {
 // A process remembers no more keys than Config.RefusalCache says.
 func TestTheHeapDoesNotGrowWithTheKeys(t *testing.T) {
 	t.Parallel()
-	testsize.Nightly(t, "the size of a heap depends on the machine")
+	testkit.Nightly(t, "the size of a heap depends on the machine")
 	require.NoError(t, start(t, "manyKeys", world.New(t).URL()).End())
 }

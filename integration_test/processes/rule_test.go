@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -115,7 +115,7 @@ func requireKept(t *testing.T, eras []ruleEra, decisions []decided) []int {
 // the key has another plan for a while. TestAHistoryOfChangesCountsEveryToken counts the tokens of such changes.
 func TestPoliciesChangeInAllProgramsAtOneInstant(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "a second for each change")
+	testkit.Long(t, "a second for each change")
 	const lead, span = time.Second, 300 * time.Millisecond
 	w, edit := world.New(t), rules.Edit{Author: "ada", Reason: "a test"}
 	store := func(lead time.Duration) *rules.Store {

@@ -9,7 +9,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/waitlist"
 )
@@ -41,7 +41,7 @@ func waiting(t *testing.T, url string, arguments []string) {
 // line, the others get slots again within two seconds.
 func TestAProcessThatIsKilledInTheLine(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "three processes, which wait for seconds")
+	testkit.Long(t, "three processes, which wait for seconds")
 	w := world.New(t)
 	w.Exec(t, `CREATE TABLE public.seated (process text NOT NULL, at timestamptz NOT NULL)`)
 	dies := start(t, "waiting", w.URL(), "dies")

@@ -15,8 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -24,10 +24,9 @@ import (
 var (
 	historyFlag = flag.Int("history", -1, "print the history of this number, as the present code answers it, and test nothing")
 	aboutFlag   = flag.String("about", "", "run the histories about this subject only, with or without -update: plain, borrow, modes, ...")
-	updateFlag  = flag.Bool("update", false, "record what memory answers, and print which histories differ; not with -short or -race")
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // result is the outcome of a history.
 type result struct {
@@ -207,7 +206,7 @@ func TestRecorded(t *testing.T) {
 	if of == (numbers{0, histories, 1}) {
 		counts.check(t)
 	}
-	if *updateFlag {
+	if testkit.Updating() {
 		full := of.end == histories && (of.every == 1 || of.every == uint64(subjects))
 		require.True(t, full, "-update records all histories: run it without -short and without -race")
 		for about := range subjects {

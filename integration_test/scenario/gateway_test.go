@@ -20,7 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -299,7 +299,7 @@ func (g *gateway) spend(t *testing.T, s *seen, p party, i int) error {
 // and with the requests that reach the API. With -v it prints the answers.
 func TestGatewayLedger(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "sends 1,500 requests through the whole gateway")
+	testkit.Long(t, "sends 1,500 requests through the whole gateway")
 	g := newGateway(t)
 	stopClock(t, g.database, g.pool)
 	g.restart(t)

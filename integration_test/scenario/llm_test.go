@@ -19,13 +19,13 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // TestLLM plays the questions of three users by the clock. With -v it prints how they were served.
 func TestLLM(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "runs the program for seconds by a real clock")
+	testkit.Long(t, "runs the program for seconds by a real clock")
 	playAt := func(t *testing.T, s scale, interrupt func(p *play, workers *server) *server) (p *play, moved int) {
 		t.Helper()
 		t.Parallel()
@@ -56,7 +56,7 @@ func TestLLM(t *testing.T) {
 	})
 
 	t.Run("AtTheShareOfTheProgram", func(t *testing.T) {
-		testsize.Nightly(t, "takes most of a minute")
+		testkit.Nightly(t, "takes most of a minute")
 		playAt(t, scale{minute: 18 * time.Second, share: 0.94, prompts: 1.5}, func(_ *play, workers *server) *server { return workers })
 	})
 }

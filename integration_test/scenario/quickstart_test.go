@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 func TestQuickstart(t *testing.T) {
@@ -41,7 +41,7 @@ func TestORM(t *testing.T) {
 			t.Run(driver+"/"+library, func(t *testing.T) {
 				t.Parallel()
 				if i != j%2 {
-					testsize.Long(t, "the short tier runs each library over one driver")
+					testkit.Long(t, "the short tier runs each library over one driver")
 				}
 				database, pool := newDatabase(t)
 				stopClock(t, database, pool)

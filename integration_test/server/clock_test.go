@@ -14,7 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -78,7 +78,7 @@ func (a *application) drain(t *testing.T, s stepped, key string, inTx bool) (giv
 // nothing, and none stands still for longer than is promised.
 func TestAServersClockSteps(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "servers of its own")
+	testkit.Long(t, "servers of its own")
 	a, clock := startClocked(t)
 	type given = map[string]int // of each kind; 0 of the others
 	whole := given{"bucket": 10, "window": 10, "sliding": 10, "slots": 10}
@@ -113,7 +113,7 @@ func TestAServersClockSteps(t *testing.T) {
 // between the two takes count once.
 func TestALongWaitCreditsNoTimeTwice(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "servers of its own")
+	testkit.Long(t, "servers of its own")
 	a, clock := startClocked(t)
 	const capacity, wait = 10, 41 * time.Hour // which fills every limit, and is two windows long
 	beside := ratelimit.Define("beside", ratelimit.TokenBucket{Rate: 1000, Period: time.Second})

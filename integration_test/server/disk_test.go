@@ -15,7 +15,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -44,7 +44,7 @@ func longKey(n int) string { return fmt.Sprintf("long %d %s", n, strings.Repeat(
 // again.
 func TestAFullDisk(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "servers of its own")
+	testkit.Long(t, "servers of its own")
 	server, a := startServer(t, postgrestest.Options{DiskBytes: 192 << 20, Settings: map[string]string{
 		"min_wal_size": "32MB", "max_wal_size": "64MB", "autovacuum": "off", "checkpoint_timeout": "1h", "restart_after_crash": "off",
 	}})

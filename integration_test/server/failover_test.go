@@ -15,7 +15,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -128,7 +128,7 @@ func portOf(t *testing.T, pool *pgxpool.Pool) uint16 {
 // themselves.
 func TestAReplicaThatLagsIsPromoted(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "servers of its own")
+	testkit.Long(t, "servers of its own")
 	server, primary := startServer(t, postgrestest.Options{Settings: replicated})
 	r, err := primary.Limiter.Reserve(t.Context(), reserved.For("open"))
 	require.NoError(t, err)
@@ -196,7 +196,7 @@ func isReadOnly(t *testing.T, pool *pgxpool.Pool) bool {
 // the call's end leaves its outcome open, and it is charged. Who needs no commit is not kept waiting.
 func TestASynchronousStandby(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "servers of its own")
+	testkit.Long(t, "servers of its own")
 	server, primary := startServer(t, postgrestest.Options{Settings: replicated})
 	standbyServer := server.StartStandby(t, postgrestest.Options{})
 	standby := connect(t, standbyServer.URL())

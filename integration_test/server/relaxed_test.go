@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -43,7 +43,7 @@ func (a *application) stopWriter(t *testing.T) (kill func()) {
 // Commits on disk are not lost; Postgres promises that writing takes no longer than three times wal_writer_delay.
 func TestACrashWithoutSynchronousCommitLosesWholeCommits(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "servers of its own")
+	testkit.Long(t, "servers of its own")
 	server, a := startUnwritten(t, map[string]string{"synchronous_commit": "off", "wal_writer_delay": "200ms"})
 	for _, mode := range []postgrestest.StopMode{postgrestest.Immediate, postgrestest.Kill} {
 		a.Exec(t, `TRUNCATE public.work, ratelimit.buckets, ratelimit.leases, ratelimit.reservations`)
@@ -76,7 +76,7 @@ func TestACrashWithoutSynchronousCommitLosesWholeCommits(t *testing.T) {
 // The calls that keep nothing but tokens return before their commits are on disk. All others return after that.
 func TestOnlyCommitsOfTokensAreRelaxed(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "a server of its own")
+	testkit.Long(t, "a server of its own")
 	_, a := startUnwritten(t, relaxed)
 	l, ctx := a.With(t, ratelimit.Config{RelaxedCommit: true}), t.Context()
 	slides := ratelimit.Define("slides", ratelimit.SlidingWindow{Rate: capacity, Period: ratelimit.Day})

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -298,9 +298,9 @@ func TestSQLAgreesWithGo(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+			testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 				p := newPair(t, seed)
-				for range testsize.Of(150, 1000) {
+				for range testkit.Sized(150, 1000) {
 					p.later()
 					if p.IntN(8) == 0 || p.version == 0 {
 						p.change(kinds)

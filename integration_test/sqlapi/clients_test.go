@@ -18,7 +18,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/client"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -101,7 +101,7 @@ func takeInGo(ctx context.Context, pool *pgxpool.Pool) error {
 // once are allowed as often as it has tokens: each row that was written took one.
 func TestClientsOnOneBucket(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts programs in other languages")
+	testkit.Long(t, "starts programs in other languages")
 	const tokens = 200
 	pool := postgrestest.New(t, func(c *pgxpool.Config) { c.MaxConns = 3 })
 	store(t, pool, map[string]string{"m": fmt.Sprintf(`{"kind": "fixed window", "rate": %d, "period": "8760h"}`, tokens)})

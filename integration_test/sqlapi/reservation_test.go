@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -88,10 +88,10 @@ func TestReservationsAgreeWithGo(t *testing.T) {
 	for _, kind := range []string{"token bucket", "fixed window", "calendar window"} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+			testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 				p := newPair(t, seed)
 				var open []twins
-				for range testsize.Of(150, 1000) {
+				for range testkit.Sized(150, 1000) {
 					p.later()
 					if p.IntN(20) == 0 || p.version == 0 {
 						p.state("rule", one(p.Rand, "", "pro"), "", p.policy(kind), 0)
@@ -203,10 +203,10 @@ func (p *pair) acquire(open []leased) []leased {
 // TestLeasesAgreeWithGo promises that leases in SQL are those of a Limiter, also when the rules change meanwhile.
 func TestLeasesAgreeWithGo(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		p := newPair(t, seed)
 		var open []leased
-		for range testsize.Of(150, 1000) {
+		for range testkit.Sized(150, 1000) {
 			p.later()
 			switch p.IntN(20) {
 			case 0:

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
@@ -86,7 +86,7 @@ func TestAttacks(t *testing.T) {
 	require.NoError(t, pool.QueryRow(t.Context(), `SELECT value FROM ratelimit.buckets WHERE key = 'ana'`).Scan(&value))
 	require.Zero(t, value)
 	fails(t, caller, "22023", fmt.Sprintf(`SELECT * FROM ratelimit.take_all((SELECT pg_catalog.jsonb_agg('{"name": "m", "key": "k"}'::jsonb) FROM generate_series(1, %d)))`,
-		testsize.Of(100_000, 1_000_000)))
+		testkit.Sized(100_000, 1_000_000)))
 	for _, cost := range []string{"NaN", "Infinity", "-Infinity", "1e308", "-1", "1e-300"} {
 		fails(t, caller, "22003", `SELECT * FROM ratelimit.take('m', 'ana', '`+cost+`')`)
 	}

@@ -23,9 +23,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/child"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -39,7 +38,7 @@ const (
 
 var minutes = flag.Float64("minutes", 0, "for how many minutes calls are made and faults done, each kind once at least (0: until each has been done twice, and for no more than 40 seconds when it was done once)")
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // TestRole is not a test but the body of the process that TestTorture starts. It makes calls until its input ends.
 func TestRole(t *testing.T) { //nolint:paralleltest // alone in its process
@@ -57,8 +56,8 @@ func TestRole(t *testing.T) { //nolint:paralleltest // alone in its process
 
 func TestTorture(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "it kills sessions, processes and servers")
-	seed := testsize.Seed(t)
+	testkit.Long(t, "it kills sessions, processes and servers")
+	seed := testkit.Seed(t)
 	directory, err := os.MkdirTemp("", "torture") //nolint:usetesting // t.TempDir is removed when the test fails, too
 	require.NoError(t, err)
 	server := postgrestest.StartOwn(t, map[string]string{"synchronous_commit": "on", "deadlock_timeout": "100ms"})

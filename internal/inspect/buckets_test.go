@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -125,7 +125,7 @@ func TestBucketsOfEachPrefix(t *testing.T) {
 // Pages of any size have each bucket once, with all its rows.
 func TestBucketsByPages(t *testing.T) {
 	t.Parallel()
-	f, random := setup(t), testsize.Rand(t)
+	f, random := setup(t), testkit.Rand(t)
 	var want []inspect.Bucket
 	for n := range 40 {
 		b := inspect.Bucket{Limit: "messages", Key: fmt.Sprintf("key %02d", n)}
@@ -230,7 +230,7 @@ func TestOwingByPages(t *testing.T) {
 	ofMessages := owing[:slices.IndexFunc(owing, func(b inspect.Bucket) bool { return b.Limit == "words" })]
 	require.NotEmpty(t, ofMessages)
 	for limit, want := range map[string][]inspect.Bucket{"": owing, "messages": ofMessages, "words": owing[len(ofMessages):], "none": nil} {
-		for look := 1; look <= rows+10; look += testsize.Of(3+look/4, 1+look/10) {
+		for look := 1; look <= rows+10; look += testkit.Sized(3+look/4, 1+look/10) {
 			for _, most := range []int{0, 1, 3} {
 				var found []inspect.Bucket
 				query := inspect.OwingQuery{Limit: limit, Look: look, Most: most}

@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // explaining is a DB that runs EXPLAIN for each statement before it.
@@ -59,7 +59,7 @@ func (n *node) read() (rows float64) {
 // statistics, as after an upgrade of the server.
 func TestPlansAreBounded(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "writes 150,000 rows, because Postgres chooses other plans for small tables")
+	testkit.Long(t, "writes 150,000 rows, because Postgres chooses other plans for small tables")
 	for name, anew := range map[string]bool{"WithStatistics": false, "WithoutStatistics": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

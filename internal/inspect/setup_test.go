@@ -10,12 +10,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/observe/refusals"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // noon is when the tests' rows were written, long ago.
 var noon = time.Date(2024, time.November, 22, 12, 0, 0, 0, time.UTC)

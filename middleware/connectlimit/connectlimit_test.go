@@ -18,7 +18,7 @@ import (
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/logtest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/connectlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -47,14 +47,14 @@ type bundle struct {
 	limiter *ratelimit.Limiter
 	server  *httptest.Server
 	clock   *ratelimittest.Clock
-	logged  *logtest.Journal
+	logged  *testkit.Journal
 	// say takes the place of the answer when it is set.
 	say func(ctx context.Context) (string, error)
 }
 
 func setup(t *testing.T, pool ratelimit.Pool, config connectlimit.Config) *bundle {
 	t.Helper()
-	b := &bundle{clock: ratelimittest.NewClock(), logged: &logtest.Journal{}}
+	b := &bundle{clock: ratelimittest.NewClock(), logged: &testkit.Journal{}}
 	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: b.clock.Now})
 	require.NoError(t, err)
 	b.limiter = limiter

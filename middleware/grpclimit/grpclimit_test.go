@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/logtest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/grpclimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -47,7 +47,7 @@ type bundle struct {
 	limiter *ratelimit.Limiter
 	client  *grpc.ClientConn
 	clock   *ratelimittest.Clock
-	logged  *logtest.Journal
+	logged  *testkit.Journal
 	// say and chat take the place of the handlers when they are set.
 	say  func(ctx context.Context) (string, error)
 	chat func(stream grpc.ServerStream) error
@@ -89,7 +89,7 @@ func (b *bundle) description() *grpc.ServiceDesc {
 
 func setup(t *testing.T, pool ratelimit.Pool, config grpclimit.Config, options ...grpc.DialOption) *bundle {
 	t.Helper()
-	b := &bundle{clock: ratelimittest.NewClock(), logged: &logtest.Journal{}}
+	b := &bundle{clock: ratelimittest.NewClock(), logged: &testkit.Journal{}}
 	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: b.clock.Now})
 	require.NoError(t, err)
 	b.limiter = limiter

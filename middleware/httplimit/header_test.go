@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/golden"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -194,7 +194,7 @@ func TestHeaderFields(t *testing.T) {
 		}
 	}
 	require.NotContains(t, text.String(), "ada")
-	golden.Equal(t, "fields.txt", text.String())
+	testkit.Golden(t, "fields.txt", text.String())
 }
 
 // TestAnswers compares the answers to requests that are not served with testdata/answers.txt: status, fields and body
@@ -234,7 +234,7 @@ func TestAnswers(t *testing.T) {
 		}
 	}
 	require.NotContains(t, text.String(), "ada")
-	golden.Equal(t, "answers.txt", text.String())
+	testkit.Golden(t, "answers.txt", text.String())
 }
 
 // TestAProxyReplacesTheFieldsOfItsUpstream promises one value of each field that has one number, in any way of

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/logtest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -175,7 +175,7 @@ func TestAStoredRuleMayHaveSlots(t *testing.T) {
 func inBubble(t *testing.T, policies ratelimit.Policies, test func(t *testing.T, b *bundle)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		b := &bundle{db: ratelimittest.NewDB(), told: &told{}, log: &logtest.Journal{}}
+		b := &bundle{db: ratelimittest.NewDB(), told: &told{}, log: &testkit.Journal{}}
 		var err error
 		b.limiter, err = ratelimit.New(b.db, ratelimit.Config{AsOf: time.Now, Observer: b.told, Policies: policies})
 		require.NoError(t, err)

@@ -16,14 +16,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
-	"github.com/pgratelimit/pgratelimit/internal/test/logtest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // patient is the longest wait for an expected event. It only ends a test that hangs.
 const patient = 2 * time.Minute
@@ -44,14 +43,14 @@ type bundle struct {
 	limiter *ratelimit.Limiter
 	clock   *ratelimittest.Clock
 	told    *told
-	log     *logtest.Journal
+	log     *testkit.Journal
 
 	policies ratelimit.Policies
 }
 
 func setup(t *testing.T) *bundle {
 	t.Helper()
-	b := &bundle{db: ratelimittest.NewDB(), clock: ratelimittest.NewClock(), told: &told{}, log: &logtest.Journal{}}
+	b := &bundle{db: ratelimittest.NewDB(), clock: ratelimittest.NewClock(), told: &told{}, log: &testkit.Journal{}}
 	b.clock.Set(ten)
 	b.limiter = b.on(t, b.db)
 	return b

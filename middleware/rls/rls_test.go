@@ -21,7 +21,7 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/logtest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/rls"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -327,7 +327,7 @@ func TestUnlimitedCallsAreReported(t *testing.T) {
 		}
 	})})
 	require.NoError(t, err)
-	var log logtest.Journal
+	var log testkit.Journal
 	service, err := rls.New(limiter, rls.Config{
 		Domains: map[string]rls.Domain{"edge": {Site: site}}, Logger: slog.New(slog.NewTextHandler(&log, nil)),
 	})

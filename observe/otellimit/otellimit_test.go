@@ -25,7 +25,7 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/golden"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/observe/otellimit"
 	"github.com/pgratelimit/pgratelimit/observe/sloglimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -200,7 +200,7 @@ func TestMetricsAndSpans(t *testing.T) {
 	for _, span := range b.spans.Ended() {
 		fmt.Fprintf(&text, "span %q %s %s %q\n    {%s}\n", span.Name(), span.SpanKind(), span.Status().Code, span.Status().Description, labels(span))
 	}
-	golden.Equal(t, "metrics.txt", text.String())
+	testkit.Golden(t, "metrics.txt", text.String())
 	source, err := os.ReadFile("otellimit.go")
 	require.NoError(t, err)
 	documented := map[string]string{}

@@ -21,7 +21,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/golden"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/observe/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -100,7 +100,7 @@ func TestMetrics(t *testing.T) {
 	problems, err := testutil.GatherAndLint(registry)
 	require.NoError(t, err)
 	require.Empty(t, problems, "it keeps the conventions of Prometheus")
-	golden.Equal(t, "metrics.txt", regexp.MustCompile(`(?m)^(\w+_timestamp_seconds) .*$`).ReplaceAllString(scrape(t, registry), "$1 …"))
+	testkit.Golden(t, "metrics.txt", regexp.MustCompile(`(?m)^(\w+_timestamp_seconds) .*$`).ReplaceAllString(scrape(t, registry), "$1 …"))
 }
 
 // told returns the registry of an Observer that was told the story.

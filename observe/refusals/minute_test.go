@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -23,7 +23,7 @@ func minuteAt(at time.Time, places int) *minute { return newMinute(at.UnixMicro(
 // key has more refusals than it had.
 func TestTheRowsOfAMinuteAddUp(t *testing.T) {
 	t.Parallel()
-	r := testsize.Rand(t)
+	r := testkit.Rand(t)
 	for range 100 {
 		m := minuteAt(noon, r.IntN(5))
 		exact, exactKeys := make(map[pair]tally), make(map[id]tally)
@@ -247,7 +247,7 @@ func (h *heaviest) requireBounds(t require.TestingT, exact map[string]int64) {
 
 func TestHeaviestKeepsItsBounds(t *testing.T) {
 	t.Parallel()
-	r := testsize.Rand(t)
+	r := testkit.Rand(t)
 	for range 100 {
 		h, exact := newHeaviest(1+r.IntN(12)), make(map[string]int64)
 		for i := range r.IntN(400) {

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 var errAway = errors.New("the server is away")
@@ -85,7 +85,7 @@ func TestWithoutADatabaseMemoryIsBounded(t *testing.T) { //nolint:paralleltest /
 	grown := int64(after.HeapAlloc) - int64(before.HeapAlloc)
 	t.Logf("%.1f MB for %d refusals", float64(grown)/1e6, minutes*keys)
 	t.Run("Memory", func(t *testing.T) {
-		testsize.Nightly(t, "the size of a heap depends on the machine")
+		testkit.Nightly(t, "the size of a heap depends on the machine")
 		require.Less(t, grown, int64(maxMinutes*6e6))
 	})
 	require.EqualValues(t, (minutes-maxMinutes)*keys, b.Dropped())

@@ -11,13 +11,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 var api = ratelimit.Define("api", ratelimit.PerSecond(100))
 
@@ -182,7 +181,7 @@ func (f *flipping) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit
 // call is no error.
 func TestMovingSharesGiveNoTokens(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
 		random := rand.New(rand.NewPCG(seed, 3))
 		for _, policy := range []ratelimit.Policy{
@@ -201,7 +200,7 @@ func TestMovingSharesGiveNoTokens(t *testing.T) {
 				tokens float64
 			}
 			var all []taken
-			for range testsize.Of(150, 2000) {
+			for range testkit.Sized(150, 2000) {
 				p.Advance(time.Duration(random.Int64N(int64(300 * time.Millisecond))))
 				n := 1 + float64(random.IntN(4))
 				d, err := limiter.Take(t.Context(), limit.For("a").Cost(n), limit.For("a").Cost(n))

@@ -8,7 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // exactShare is what adapting.next promises, in fractions. It is nil if the answer may be one of two, because a float
@@ -69,9 +69,9 @@ func exactShare(a adapting, share float64, m measured) (next *big.Rat, cut, onEd
 // grows without demand.
 func TestAdaptingIsExact(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
-		steps := testsize.Of(2_500, 5_000)
+		steps := testkit.Sized(2_500, 5_000)
 		random := rand.New(rand.NewPCG(seed, 7))
 		pick := func(of ...float64) float64 { return of[random.IntN(len(of))] }
 		var grown, cuts, held int

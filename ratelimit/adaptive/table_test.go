@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -125,7 +125,7 @@ func TestOneProcessEndsAnEpoch(t *testing.T) {
 		all[i].limiter.Resolve(api.For("a"))
 		all[i].exchange()
 	}
-	for range testsize.Of(8, 20) {
+	for range testkit.Sized(8, 20) {
 		m.Advance(time.Second)
 		var group sync.WaitGroup
 		for _, p := range all {

@@ -15,7 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -42,7 +42,7 @@ func TestPrefetchKeepsThePromise(t *testing.T) {
 				require.Positive(t, returned.Load())
 				require.Positive(t, lost.Load())
 			})
-			testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+			testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 				t.Helper()
 				synctest.Test(t, func(t *testing.T) {
 					w := newPrefetchWorld(t, rand.New(rand.NewPCG(seed, 17)), kind.drift, kind.policy)
@@ -210,7 +210,7 @@ func (w *prefetchWorld) run() {
 	for i, p := range w.policies {
 		w.change(func() { w.current, p.begins = i, time.Now() }) // tokens are still being returned
 		time.Sleep(time.Millisecond)                             // every decision is after the change
-		w.steps = testsize.Of(1_500, 3_000)
+		w.steps = testkit.Sized(1_500, 3_000)
 		half := w.steps / 2
 		var callers sync.WaitGroup
 		for caller := range 3 * len(w.processes) {

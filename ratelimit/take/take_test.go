@@ -13,7 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -85,7 +85,7 @@ func TestUpToTakesAllUnits(t *testing.T) {
 	clock := ratelimittest.NewClock()
 	limiter := ratelimittest.New(t, clock)
 	some := 0
-	for i := range testsize.Of(300, 3000) {
+	for i := range testkit.Sized(300, 3000) {
 		key := fmt.Sprint(i)
 		var requests []ratelimit.Request
 		for range 1 + random.IntN(2) {
@@ -403,7 +403,7 @@ func TestBorrowPaysFromTheGuaranteeOrThePool(t *testing.T) {
 	own, left := map[string]float64{"a": 8, "b": 8}, 16.0
 	var paid, borrowed, refused int
 	undone := errors.New("undone")
-	for range testsize.Of(500, 5000) {
+	for range testkit.Sized(500, 5000) {
 		gone := random.IntN(4) * 125
 		clock.Advance(time.Duration(gone) * time.Millisecond)
 		for key := range own {

@@ -14,11 +14,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // TestWork asks for two rounds and their check, as for the process of another commit: that it answers, not how fast it
 // is.

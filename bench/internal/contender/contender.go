@@ -13,7 +13,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
-	"github.com/pgratelimit/pgratelimit/internal/test/roundtrips"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -69,7 +69,7 @@ type runner struct {
 	bench    Bench
 	group    *load.Group
 	call     load.Call
-	wire     roundtrips.Counter
+	wire     testkit.RoundTrips
 	attempts func() int64 // nil: one attempt a call
 	// starts work that runs beside the calls of a round; may be nil
 	before  func(ctx context.Context) (stop func() error, err error)

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/roundtrips"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 const adminConnections = 2
@@ -125,7 +125,7 @@ func (d *Database) Admin() *pgxpool.Pool { return d.scratch.Pool }
 
 // Pool returns a pool whose round trips wire counts. configure may change its
 // configuration.
-func (d *Database) Pool(ctx context.Context, connections int, wire *roundtrips.Counter,
+func (d *Database) Pool(ctx context.Context, connections int, wire *testkit.RoundTrips,
 	configure ...func(*pgxpool.Config),
 ) (*pgxpool.Pool, error) {
 	config := d.scratch.Pool.Config()

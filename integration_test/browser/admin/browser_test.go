@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 	"github.com/pgratelimit/pgratelimit/internal/test/admintest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -93,7 +93,7 @@ const unfold = `document.querySelectorAll('details').forEach((d) => { d.open = t
 // screen reader or a keyboard, and fits the width of a phone.
 func TestPagesInABrowser(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a browser")
+	testkit.Long(t, "starts a browser")
 	f := setup(t)
 	pages := admintest.Pages(f.Furnish(t))
 	f.Put(t, append(admintest.Kinds(), upstream)...)
@@ -138,7 +138,7 @@ func requireWholeRows(t *testing.T, b *tab, name string) {
 // TestHostileKeysInABrowser opens pages with keys that would run, if they could.
 func TestHostileKeysInABrowser(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a browser")
+	testkit.Long(t, "starts a browser")
 	f := setup(t)
 	f.Furnish(t)
 	b := f.browse(t)
@@ -159,7 +159,7 @@ func TestHostileKeysInABrowser(t *testing.T) {
 // bucket in Go.
 func TestTheLevelInTheBrowserEqualsGo(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a browser")
+	testkit.Long(t, "starts a browser")
 	f := setup(t)
 	f.Put(t, append(admintest.Kinds(), upstream)...)
 	_, err := f.Limiter.Acquire(t.Context(), admintest.RequestOf(t, "jobs").Cost(2))
@@ -220,7 +220,7 @@ func (b *tab) tabTo(t *testing.T, selector string) {
 // TestByKeyboardAlone finds a key, opens its bucket, reads a chart, and fills the bucket, without a pointer.
 func TestByKeyboardAlone(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a browser, and presses many keys")
+	testkit.Long(t, "starts a browser, and presses many keys")
 	f := setup(t)
 	f.Take(t, logins.For("ada").Cost(10))
 	f.Exec(t, `INSERT INTO ratelimit.refusals SELECT date_trunc('minute', now()), 'failed-logins', 'x', 'ada', false, 7, 7, (extract(epoch FROM now()) * 1000000)::bigint`)

@@ -12,7 +12,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
 	"github.com/pgratelimit/pgratelimit/internal/test/admintest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -28,7 +28,7 @@ func (f *fixture) asPhone(t *testing.T) *tab {
 // TestPagesOnAPhone looks for elements that are too wide, or too small to tap.
 func TestPagesOnAPhone(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a browser")
+	testkit.Long(t, "starts a browser")
 	f := setup(t)
 	id := f.Furnish(t)
 	b := f.asPhone(t)

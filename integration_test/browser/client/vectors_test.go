@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -83,7 +83,7 @@ func toldUntil(state map[string]any) int64 {
 // and at telling instants. All must agree to the last bit.
 func TestVectors(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a browser")
+	testkit.Long(t, "starts a browser")
 	d, pool, now := &draw{rand.New(rand.NewPCG(20260302, 1))}, postgrestest.New(t), int64(0)
 	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: func() time.Time { return time.UnixMicro(now) }})
 	require.NoError(t, err)

@@ -2,7 +2,6 @@ package playground_test
 
 import (
 	_ "embed"
-	"flag"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,12 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/browsertest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 //go:embed testdata/pictures.js
 var pictures string
-
-var update = flag.Bool("update", false, "write the pictures of docs/images that the page draws")
 
 // picture is a file of docs/images, and the figures in it.
 type picture struct {
@@ -38,7 +36,7 @@ func TestPicturesAreUpToDate(t *testing.T) {
 	require.NoError(t, err)
 	for name, picture := range drawn {
 		path := filepath.Join("..", "..", "..", "docs", "images", name)
-		if *update {
+		if testkit.Updating() {
 			require.NoError(t, os.WriteFile(path, []byte(picture.Text), 0o644))
 		}
 		file, err := os.ReadFile(path)

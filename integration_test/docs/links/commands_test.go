@@ -115,7 +115,7 @@ func (c *checker) goTool(verb string, args []string) {
 	if files == "" { // a command of the reader's
 		return
 	}
-	shared := c.read("test", "./internal/test/testsize") + c.read("test", "./internal/test/golden") // tests have their flags
+	shared := c.read("test", "./internal/test/testkit") // tests have their flags
 	for _, name := range flags {
 		isDefined := slices.ContainsFunc(goFlag.FindAllStringSubmatch(files+shared, -1), func(m []string) bool { return m[1] == name })
 		if !isDefined && !slices.Contains(goTesting, name) {

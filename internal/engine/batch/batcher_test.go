@@ -12,14 +12,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 func TestAnyHistoryOfCallsKeepsTheirOrder(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
-		for history := range testsize.Of[uint64](5, 7) {
+		for history := range testkit.Sized[uint64](5, 7) {
 			for _, slow := range []bool{false, true} {
 				synctest.Test(t, func(t *testing.T) { randomHistory(t, rand.New(rand.NewPCG(seed, history)), slow) })
 			}

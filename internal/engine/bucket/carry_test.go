@@ -9,7 +9,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 func TestUsageOfAWindowCarriesOver(t *testing.T) {
@@ -56,10 +56,10 @@ func TestTokensOfATokenBucketDoNotFollowThePlan(t *testing.T) {
 // whatever is reserved, cancelled and settled in between, and a debt is repaid.
 func TestPlansThatAlternateTakeNoMoreThanTheLargestQuota(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
 		refused, clamped := 0, 0
-		for history := range testsize.Of[uint64](300, 3000) {
+		for history := range testkit.Sized[uint64](300, 3000) {
 			r := rand.New(rand.NewPCG(seed, history))
 			var plans []bucket.Terms
 			largest := 0.0

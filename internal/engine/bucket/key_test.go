@@ -6,7 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 func TestKeysAreInTheOrderOfThePrimaryKey(t *testing.T) {
@@ -23,7 +23,7 @@ func TestKeysAreInTheOrderOfThePrimaryKey(t *testing.T) {
 		{Name: "ab", Key: "", Shard: 0},
 	}
 	keys := slices.Clone(sorted)
-	testsize.Rand(t).Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	testkit.Rand(t).Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 	slices.SortFunc(keys, Key.Compare)
 	require.Equal(t, sorted, keys)
 }

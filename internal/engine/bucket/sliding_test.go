@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // slidingTerms returns the terms of a sliding window of n slices of step microseconds.
@@ -126,9 +126,9 @@ func drawSliding(src buckettest.Source) bucket.Terms {
 // wrong clocks, and policies change, in the code and from an instant on.
 func TestSlidingWindowsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
-		histories, calls, often, rarely := testsize.Of(4, 12), 500, 0, 0
+		histories, calls, often, rarely := testkit.Sized(4, 12), 500, 0, 0
 		for i := range uint64(histories) {
 			h := runSliding(t, seed, i, calls)
 			often, rarely = often+min(h.taken, h.refused), rarely+min(h.changed, h.fixed)
@@ -391,7 +391,7 @@ func TestSlidingTotalsStaySmall(t *testing.T) {
 	t.Parallel()
 	terms := slidingTerms(0.7, 10*second, 6)
 	s, most := terms.Full(opening), 0.0
-	for i := range testsize.Of[int64](2_000, 30_000) {
+	for i := range testkit.Sized[int64](2_000, 30_000) {
 		now := opening + i*7*second
 		s, _ = buckettest.Take(terms, s, now, 0.1, 0)
 		most = max(most, s.Parts.Taken[2])

@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // listed are windows that begin at the instants of a list.
@@ -112,10 +112,10 @@ func (e windowEras) next(r *rand.Rand, era int, now int64) int64 {
 // TestWindowsAgreeWithTheExactModel takes random steps, two hundred in each history.
 func TestWindowsAgreeWithTheExactModel(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
 		waits, owed := 0, 0
-		for history := range testsize.Of[uint64](10, 15) {
+		for history := range testkit.Sized[uint64](10, 15) {
 			r := rand.New(rand.NewPCG(seed, history))
 			eras := drawEras(t, r)
 			memory, model, now := table{}, buckettest.NewExactBucket(eras.exactly()), opening+int64(r.Uint64N(uint64(day)))

@@ -17,9 +17,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // owner begins transactions on a pool, and makes no failed attempt again.
@@ -96,7 +95,7 @@ func drawShifts(src buckettest.Source) bucket.Terms {
 // them, to the last bit, whoever has decided.
 func TestReservationsAgree(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
 		for name, kind := range map[string]struct {
 			draw func(buckettest.Source) bucket.Terms
@@ -113,7 +112,7 @@ func TestReservationsAgree(t *testing.T) {
 				for i := range 3 {
 					h.shelves = append(h.shelves, &shelf{key: bucket.Key{Name: fmt.Sprint("limit ", i), Key: "key"}})
 				}
-				for n := range testsize.Of(300, 1500) {
+				for n := range testkit.Sized(300, 1500) {
 					if n%60 == 0 {
 						h.redraw()
 					}
@@ -484,4 +483,4 @@ func (h *book) reserve(t *testing.T) {
 }
 
 // No test leaves a goroutine behind.
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }

@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // history is a kind of random history.
@@ -60,7 +60,7 @@ func drawWindow(src buckettest.Source) bucket.Terms {
 // the same to the last bit.
 func TestFunctionsAgree(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
 		for name, kind := range map[string]history{
 			"Everyday":         {draw: buckettest.Everyday, decides: true},
@@ -78,7 +78,7 @@ func TestFunctionsAgree(t *testing.T) {
 					h.buckets = append(h.buckets, &twin{key: fmt.Sprint("key ", i)})
 					h.redraw(h.buckets[i])
 				}
-				steps := testsize.Of(200, 800)
+				steps := testkit.Sized(200, 800)
 				if h.busy {
 					steps = 800 // a row drops totals once in some fifty
 				}

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/roundtrips"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // firstUses are what may come first in a transaction. Each returns what it learns.
@@ -158,7 +158,7 @@ func errText(err error) string {
 // BEGIN costs no round trip with a statement or a batch, and a transaction in which nothing was sent costs none.
 func TestALazyTxBeginsWithItsFirstStatement(t *testing.T) {
 	t.Parallel()
-	w := &roundtrips.Counter{}
+	w := &testkit.RoundTrips{}
 	pool := postgrestest.New(t, func(c *pgxpool.Config) { c.ConnConfig.DialFunc = w.Dial })
 	_, err := pool.Exec(t.Context(), `CREATE TABLE lazy (n integer)`)
 	require.NoError(t, err)

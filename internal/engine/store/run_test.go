@@ -18,7 +18,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
@@ -36,7 +36,7 @@ var dyadic = []limit{
 // Only a refused call may report the buckets as they were before allowed calls of the batch.
 func TestABatchDecidesLikeItsCallsInOrder(t *testing.T) {
 	t.Parallel()
-	rounds, random := testsize.Of(24, 60), testsize.Rand(t)
+	rounds, random := testkit.Sized(24, 60), testkit.Rand(t)
 	single, folded := newStand(t), newStand(t)
 	allowed, refused := 0, 0
 	for round := range rounds {

@@ -16,8 +16,8 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // opening is when the clock of a test stands still, in microseconds since 1970.
@@ -384,4 +384,4 @@ func spent(t *testing.T, db Conn, l limit) float64 {
 }
 
 // No test leaves a goroutine behind.
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }

@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // slotHistory is a random history of calls about leases on a few buckets. Functions in the server decide on the rows,
@@ -37,7 +37,7 @@ type slotHistory struct {
 // isolation level, some of which are rolled back. Leases end, policies change, and clocks step back.
 func TestSlotFunctionsAgree(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
 		for _, eras := range []bool{false, true} {
 			t.Run(fmt.Sprint("Eras", eras), func(t *testing.T) {
@@ -48,7 +48,7 @@ func TestSlotFunctionsAgree(t *testing.T) {
 				}
 				h.session = newSession(h.pool, func() *int64 { return new(h.now) })
 				h.redraw()
-				for range testsize.Of(400, 2000) {
+				for range testkit.Sized(400, 2000) {
 					h.step(t)
 				}
 				require.Greater(t, h.byStatement, h.calls/3)

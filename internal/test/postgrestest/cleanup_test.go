@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // play is the part of a test that a real one plays: it can fail without failing the test that it is in.
@@ -113,7 +113,7 @@ func TestADatabaseIsDroppedWhenItsTestPassesWithConnectionsLeftOpen(t *testing.T
 // Several processes that share a server make one template, also if one of them was killed while it made the template.
 func TestTemplateIsMadeOnce(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "a server of its own")
+	testkit.Long(t, "a server of its own")
 	const unfinished = "ratelimit_template_unfinished"
 	server := StartOwn(t, nil)
 	require.NoError(t, createDatabase(t.Context(), server, unfinished, emptyTemplate))
@@ -245,7 +245,7 @@ func TestChosenSettings(t *testing.T) {
 // TestBuildsForOtherSystems builds the package for systems on which tests use a server named by URL.
 func TestBuildsForOtherSystems(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "compiles the package and its dependencies for other systems")
+	testkit.Long(t, "compiles the package and its dependencies for other systems")
 	for _, system := range []string{"windows", "darwin"} {
 		t.Run(system, func(t *testing.T) {
 			t.Parallel()

@@ -18,7 +18,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // helperVariable makes this test binary a program that starts a server, says where, and waits.
@@ -111,7 +111,7 @@ func needsLocal(t *testing.T) environment {
 
 func TestLocal(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "servers of its own, and a process")
+	testkit.Long(t, "servers of its own, and a process")
 	env := needsLocal(t)
 
 	t.Run("LeavesNothingBehindWhenTheProcessIsKilled", func(t *testing.T) {

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
-	"github.com/pgratelimit/pgratelimit/internal/test/logtest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/internal/rpclimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -79,7 +79,7 @@ type bundle struct {
 	db      *ratelimittest.DB
 	limiter *ratelimit.Limiter
 	gate    *rpclimit.Gate[call]
-	log     logtest.Journal
+	log     testkit.Journal
 
 	mu      sync.Mutex
 	told    []ratelimit.Answered

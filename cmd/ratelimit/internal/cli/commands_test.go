@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -115,7 +115,7 @@ func (w *watched) Write(p []byte) (int, error) {
 
 func TestEveryCommandWorksThroughPgBouncer(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts PgBouncer")
+	testkit.Long(t, "starts PgBouncer")
 	f := on(t, postgrestest.NewEmptyDatabase(t))
 	direct := f.env
 	f.env = append(f.env, "RATELIMIT_DATABASE_URL="+postgrestest.StartPgBouncer(t, f.url, "transaction"))

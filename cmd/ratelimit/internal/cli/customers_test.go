@@ -15,7 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/admin"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/observe/refusals"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -121,7 +121,7 @@ func (c *customers) agree(t *testing.T, when string) {
 // override and a rule. The command line and the page show for each what the program decides.
 func TestThirtyCustomers(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "runs 120 commands, and waits for changes to take effect")
+	testkit.Long(t, "runs 120 commands, and waits for changes to take effect")
 	f := setup(t)
 	f.put(t, weekly("llm.day", "free", 10), weekly("llm.day", "pro", 20), weekly("llm.day", "team", 40))
 	set, err := rules.NewSet(f.pool, rules.Config{})

@@ -17,9 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
-	"github.com/pgratelimit/pgratelimit/internal/test/golden"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -66,13 +65,13 @@ func TestDocument(t *testing.T) {
 
 	t.Run("EveryBlockRuns", func(t *testing.T) {
 		t.Parallel()
-		testsize.Long(t, "builds the program, and runs it in a shell")
+		testkit.Long(t, "builds the program, and runs it in a shell")
 		requireRuns(t, blocks(t, document), nil)
 	})
 
 	t.Run("TheCommandsOfTheGuideRun", func(t *testing.T) {
 		t.Parallel()
-		testsize.Long(t, "builds the program, and runs it in a shell")
+		testkit.Long(t, "builds the program, and runs it in a shell")
 		guide, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "docs", "guide.md"))
 		require.NoError(t, err)
 		var found []block
@@ -200,7 +199,7 @@ func everyCommand(cmd *cobra.Command, fn func(cmd *cobra.Command)) {
 // replaced.
 func TestDumpAndRestore(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "builds the program, and runs pg_dump")
+	testkit.Long(t, "builds the program, and runs pg_dump")
 	f, empty := setup(t), func() string { return postgrestest.NewEmptyDatabase(t) }
 	var version string
 	require.NoError(t, f.pool.QueryRow(t.Context(), `SELECT (current_setting('server_version_num')::integer / 10000)::text`).Scan(&version))
@@ -283,7 +282,7 @@ func TestHelp(t *testing.T) {
 			require.Empty(t, r.err)
 			texts[strings.Join(append([]string{"ratelimit"}, words...), "-")+".txt"] = r.out
 		})
-		golden.Directory(t, "help", texts)
+		testkit.GoldenDirectory(t, "help", texts)
 	})
 
 	t.Run("SaysTheExitCodesOfEachCommand", func(t *testing.T) {
@@ -387,5 +386,5 @@ overrides:
 		}
 		fmt.Fprintf(&text, "== %s: exit code %d ==\n%s%s", command, r.code, r.out, r.err)
 	}
-	golden.Equal(t, "json.txt", strings.ReplaceAll(masked.ReplaceAllString(text.String(), "$1…"), stated, "FILE"))
+	testkit.Golden(t, "json.txt", strings.ReplaceAll(masked.ReplaceAllString(text.String(), "$1…"), stated, "FILE"))
 }

@@ -12,8 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/golden"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -46,7 +46,7 @@ func TestScripts(t *testing.T) {
 			t.Parallel()
 			text, err := os.ReadFile(path)
 			require.NoError(t, err)
-			golden.Equal(t, "script/"+name, newScript(t, string(text)).run(t))
+			testkit.Golden(t, "script/"+name, newScript(t, string(text)).run(t))
 		})
 	}
 }

@@ -22,13 +22,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(everyFlag{m}) }
+func TestMain(m *testing.M) { testkit.Main(everyFlag{m}) }
 
 // everyFlag fails a run in which the packages below have logged something, because users would see it beside the answer
 // of a command. It also fails a run of all tests that has not used every command and every flag.

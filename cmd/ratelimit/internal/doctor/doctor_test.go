@@ -20,7 +20,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/doctor"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -29,7 +29,7 @@ import (
 // know, expects each to be named, does what the findings say, and expects nothing to be said any more.
 func TestRunOnABadServer(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a server, and waits until it has read its settings again")
+	testkit.Long(t, "starts a server, and waits until it has read its settings again")
 	settings := safe()
 	settings["autovacuum"], settings["max_prepared_transactions"] = "off", "2"
 	p := admit(t, settings)
@@ -107,7 +107,7 @@ func requireFindings(t *testing.T, report doctor.Report, want map[string]string)
 // Each of the statements that a finding about row level security names cures it.
 func TestRunLooksAtRowSecurity(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a server of its own")
+	testkit.Long(t, "starts a server of its own")
 	p := admit(t, safe())
 	require.Equal(t, doctor.OK, one(t, look(t, p.app, doctor.Config{}), "rowsecurity").Level)
 	p.do(t, "ALTER TABLE ratelimit.rules ENABLE ROW LEVEL SECURITY;\nALTER TABLE ratelimit.buckets ENABLE ROW LEVEL SECURITY")
@@ -201,7 +201,7 @@ func TestRunLooksAtTheClock(t *testing.T) {
 
 func TestRunWithoutPrivileges(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a server of its own")
+	testkit.Long(t, "starts a server of its own")
 	p := admit(t, safe())
 	p.do(t, "CREATE ROLE stranger LOGIN PASSWORD '"+password+"'")
 	stranger := p.app.Copy()
@@ -257,7 +257,7 @@ func TestRunWithoutPrivileges(t *testing.T) {
 // others.
 func TestRunFindsTheCauseOfDeadRows(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a server of its own")
+	testkit.Long(t, "starts a server of its own")
 	p := admit(t, map[string]string{"autovacuum": "off"}) // which has transactions, too
 	p.do(t, "CREATE DATABASE other")
 	here, there := p.owner.Config(), p.owner.Config()
@@ -289,7 +289,7 @@ func TestRunFindsTheCauseOfDeadRows(t *testing.T) {
 // TestRunLooksAtUpdates updates rows of a table that has no room for it, and leaves the dead ones.
 func TestRunLooksAtUpdates(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a server of its own")
+	testkit.Long(t, "starts a server of its own")
 	p := admit(t, safe())
 	p.do(t, "ALTER TABLE ratelimit.buckets SET (fillfactor = 100, autovacuum_enabled = false)")
 	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1, 1 FROM generate_series(1, 6000) i")
@@ -323,7 +323,7 @@ func TestRunLooksAtUpdates(t *testing.T) {
 // ends it.
 func TestRunOnLargeTablesWithoutWALCompression(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a server of its own, and writes 64 MB")
+	testkit.Long(t, "starts a server of its own, and writes 64 MB")
 	p := admit(t, safe())
 	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'a', repeat('k', 200) || i, 0, 1, 1, 1 FROM generate_series(1, 70000) i;\nVACUUM ANALYZE ratelimit.buckets")
 	requireGood(t, look(t, p.app, doctor.Config{}))
@@ -387,7 +387,7 @@ func TestRunWithoutAServer(t *testing.T) {
 // TestRunLooksAtReplicationSlots plays a standby that reported its oldest transaction, and disconnected.
 func TestRunLooksAtReplicationSlots(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a server of its own")
+	testkit.Long(t, "starts a server of its own")
 	p := admit(t, safe())
 	p.do(t, "SELECT pg_create_physical_replication_slot('standby')")
 	var now string
@@ -421,7 +421,7 @@ func TestRunLooksAtReplicationSlots(t *testing.T) {
 // TestRunLooksAtStandbys plays a standby without a slot that has hot_standby_feedback.
 func TestRunLooksAtStandbys(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a server of its own")
+	testkit.Long(t, "starts a server of its own")
 	p := admit(t, safe())
 	var now string
 	require.NoError(t, p.owner.QueryRow(t.Context(), "SELECT pg_current_xact_id()::text").Scan(&now))
@@ -448,7 +448,7 @@ func TestRunLooksAtStandbys(t *testing.T) {
 // TestRunOnAStandby has a server recover for ever, which can be read meanwhile.
 func TestRunOnAStandby(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts a server of its own")
+	testkit.Long(t, "starts a server of its own")
 	server := postgrestest.StartOwn(t, safe())
 	config, err := pgx.ParseConfig(server.URL())
 	require.NoError(t, err)
@@ -492,7 +492,7 @@ func standby(t *testing.T, config *pgconn.Config, slot string, xmin uint32) *pgc
 
 func TestRunBehindPgBouncer(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "starts PgBouncer")
+	testkit.Long(t, "starts PgBouncer")
 	database := postgrestest.NewDatabase(t)
 	for _, c := range []struct {
 		mode       postgrestest.PoolMode

@@ -11,12 +11,12 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/doctor"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // timeout is longer than a busy machine takes for a statement.
 const timeout = time.Minute

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/policytext"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -57,7 +57,7 @@ func TestPoliciesAreReadBack(t *testing.T) {
 // TestAnyPolicyIsReadBack promises the same of policies whose fields are random.
 func TestAnyPolicyIsReadBack(t *testing.T) {
 	t.Parallel()
-	testsize.EachSeed(t, func(t *testing.T, seed uint64) {
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		random, valid := rand.New(rand.NewPCG(seed, 0)), 0
 		try := func(p ratelimit.Policy) {
 			if _, err := ratelimit.NewLimit("limit", p); err == nil {
@@ -68,7 +68,7 @@ func TestAnyPolicyIsReadBack(t *testing.T) {
 		number := func() float64 { return math.Round(math.Pow(10, random.Float64()*21-9)*1e9) / 1e9 }
 		choose := func(values ...float64) float64 { return values[random.IntN(len(values))] }
 		span := func() time.Duration { return time.Duration(1+random.Int64N(1<<random.IntN(51))) * time.Microsecond }
-		for range testsize.Of(2000, 100_000) {
+		for range testkit.Sized(2000, 100_000) {
 			b := ratelimit.TokenBucket{
 				Rate: number(), Period: span(), Capacity: choose(0, ratelimit.None, number()),
 				MaxReserved: choose(0, ratelimit.None, ratelimit.NoReservations, number()), Shards: 1 << random.IntN(7),
@@ -81,7 +81,7 @@ func TestAnyPolicyIsReadBack(t *testing.T) {
 			try(f)
 			try(ratelimit.Concurrency{Most: 1 + random.IntN(1000), Lease: span()})
 		}
-		require.Greater(t, valid, testsize.Of(500, 25_000))
+		require.Greater(t, valid, testkit.Sized(500, 25_000))
 	})
 }
 

@@ -27,13 +27,11 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/serve"
-	"github.com/pgratelimit/pgratelimit/internal/test/leaktest"
-	"github.com/pgratelimit/pgratelimit/internal/test/logtest"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	"github.com/pgratelimit/pgratelimit/internal/test/testsize"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
-func TestMain(m *testing.M) { leaktest.Main(m) }
+func TestMain(m *testing.M) { testkit.Main(m) }
 
 // TestRun replaces the credentials of a running server, takes its database away, and ends it.
 func TestRun(t *testing.T) {
@@ -120,9 +118,9 @@ func TestRun(t *testing.T) {
 // line for a call that failed, of the handler and not of sloglimit, too.
 func TestHealthWithoutDatabase(t *testing.T) {
 	t.Parallel()
-	testsize.Long(t, "it waits for the next look at the database")
+	testkit.Long(t, "it waits for the next look at the database")
 	pool := postgrestest.New(t)
-	log := &logtest.Journal{}
+	log := &testkit.Journal{}
 	server, err := serve.New(t.Context(), serve.Config{
 		Pool: pool, Schema: "ratelimit", Domains: []string{"edge"}, Logger: slog.New(slog.NewTextHandler(log, nil)),
 	})

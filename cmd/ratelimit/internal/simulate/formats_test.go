@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
-	"github.com/pgratelimit/pgratelimit/internal/test/golden"
+	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
 
 // seen returns the instant and the attributes of a line, or the problem.
@@ -66,7 +66,7 @@ func TestFormats(t *testing.T) {
 		require.Equal(t, noon, at, line)
 		fmt.Fprintf(&found, "%s\n    %s\n", line, strings.ReplaceAll(attributes, "\t", `\t`))
 	}
-	golden.Equal(t, "formats.txt", found.String())
+	testkit.Golden(t, "formats.txt", found.String())
 	for name, is := range map[string]struct {
 		config simulate.Config
 		line   string

@@ -1,5 +1,4 @@
-// Package golden compares texts that users see with files in testdata. The flag -update of go test writes the files.
-package golden
+package testkit
 
 import (
 	"flag"
@@ -17,8 +16,11 @@ import (
 //nolint:gochecknoglobals // a flag of go test
 var update = flag.Bool("update", false, "write the golden files of the tests that run")
 
-// Equal fails t unless text equals the file testdata/name. With -update it writes the file.
-func Equal(t testing.TB, name, text string) {
+// Updating reports whether the tests run with -update, and so write what they otherwise compare.
+func Updating() bool { return *update }
+
+// Golden fails t unless text equals the file testdata/name. With -update it writes the file.
+func Golden(t testing.TB, name, text string) {
 	t.Helper()
 	path := filepath.Join("testdata", filepath.FromSlash(name))
 	if *update {
@@ -51,12 +53,12 @@ func firstDifference(want, got string) string {
 	return ""
 }
 
-// Directory fails t unless the directory testdata/name has exactly these texts, by the names of their files. With
+// GoldenDirectory fails t unless the directory testdata/name has exactly these texts, by the names of their files. With
 // -update it writes the files, and removes all others.
-func Directory(t testing.TB, name string, texts map[string]string) {
+func GoldenDirectory(t testing.TB, name string, texts map[string]string) {
 	t.Helper()
 	for _, file := range slices.Sorted(maps.Keys(texts)) {
-		Equal(t, name+"/"+file, texts[file])
+		Golden(t, name+"/"+file, texts[file])
 	}
 	directory := filepath.Join("testdata", filepath.FromSlash(name))
 	files, err := os.ReadDir(directory)

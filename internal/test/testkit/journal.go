@@ -1,5 +1,4 @@
-// Package logtest keeps the log of a test.
-package logtest
+package testkit
 
 import (
 	"bytes"

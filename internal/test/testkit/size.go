@@ -1,6 +1,4 @@
-// Package testsize chooses the size of a test, and its seeds. There are three sizes: short (go test -short, which make
-// test uses), full (without -short, make test-all) and nightly (full, with RATELIMIT_NIGHTLY set, make nightly).
-package testsize
+package testkit
 
 import (
 	"flag"
@@ -12,7 +10,9 @@ import (
 	"time"
 )
 
-const nightlyVariable = "RATELIMIT_NIGHTLY" // makes the full size nightly
+// There are three tiers: short (go test -short, which make test uses), full (without -short, make test-all) and nightly
+// (full, with this variable set, make nightly).
+const nightlyVariable = "RATELIMIT_NIGHTLY"
 
 //nolint:gochecknoglobals // a flag of go test
 var seedFlag = flag.Uint64("seed", 0, "run each random test with this seed only; 0 chooses seeds by the size of the "+
@@ -35,8 +35,8 @@ func Nightly(t testing.TB, why string) {
 	}
 }
 
-// Of returns short in the short tier and full in the others.
-func Of[T any](short, full T) T {
+// Sized returns short in the short tier and full in the others.
+func Sized[T any](short, full T) T {
 	if testing.Short() {
 		return short
 	}

@@ -1,5 +1,4 @@
-// Package roundtrips counts the round trips of connections, for tests and benchmarks.
-package roundtrips
+package testkit
 
 import (
 	"context"
@@ -7,22 +6,23 @@ import (
 	"sync/atomic"
 )
 
-// Counter counts the round trips on the connections that its Dial made: how often something was read after something
-// was written. Statements that are sent together are one, however many they are. The zero Counter is ready for use.
-type Counter struct{ trips atomic.Int64 }
+// RoundTrips counts the round trips on the connections that its Dial made: how often something was read after something
+// was written. Statements that are sent together are one, however many they are. The zero
+// RoundTrips is ready for use.
+type RoundTrips struct{ trips atomic.Int64 }
 
 // Trips returns the number of round trips so far.
-func (c *Counter) Trips() int64 { return c.trips.Load() }
+func (c *RoundTrips) Trips() int64 { return c.trips.Load() }
 
 // Of returns the round trips that call makes.
-func (c *Counter) Of(call func()) int {
+func (c *RoundTrips) Of(call func()) int {
 	before := c.trips.Load()
 	call()
 	return int(c.trips.Load() - before)
 }
 
 // Dial is net.Dialer's, with the count. It fits pgx, lib/pq and go-redis.
-func (c *Counter) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+func (c *RoundTrips) Dial(ctx context.Context, network, address string) (net.Conn, error) {
 	made, err := new(net.Dialer).DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err
@@ -33,7 +33,7 @@ func (c *Counter) Dial(ctx context.Context, network, address string) (net.Conn, 
 // conn is a connection that is counted.
 type conn struct {
 	net.Conn
-	counter *Counter
+	counter *RoundTrips
 	asked   atomic.Bool
 }
 

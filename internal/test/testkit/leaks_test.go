@@ -1,4 +1,4 @@
-package leaktest
+package testkit
 
 import (
 	"slices"
@@ -17,7 +17,7 @@ func TestAwait(t *testing.T) {
 	go staying(stay)
 	stay <- struct{}{} // it runs by now
 	require.Condition(t, func() bool {
-		return slices.ContainsFunc(await(all, 0), func(stack string) bool { return strings.Contains(stack, "leaktest.staying") })
+		return slices.ContainsFunc(await(all, 0), func(stack string) bool { return strings.Contains(stack, "testkit.staying") })
 	}, "the goroutine that stays")
 
 	looks := 0
