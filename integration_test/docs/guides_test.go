@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -348,4 +349,27 @@ func TestOperationsCron(t *testing.T) {
 	w.Exec(t, parts[1])
 	require.Equal(t, 4, w.Count(t, `SELECT count(*) FROM ratelimit.buckets`))
 	require.Zero(t, w.Count(t, `SELECT count(*) FROM ratelimit.buckets WHERE name = 'sendMessage' AND key = 'idle'`))
+}
+
+// TestOperationsPublication promises that the page's publication has every table that migrations create, by its primary
+// key, except that of goose.
+func TestOperationsPublication(t *testing.T) {
+	t.Parallel()
+	page, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(t, err)
+	statement := regexp.MustCompile(`CREATE PUBLICATION [^;]+;`).FindString(string(page))
+	require.NotEmpty(t, statement)
+	w := world.New(t)
+	w.Exec(t, statement)
+	names := func(sql string) []string {
+		rows, err := w.Pool.Query(t.Context(), sql)
+		require.NoError(t, err)
+		names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		require.NoError(t, err)
+		return names
+	}
+	require.Equal(t, names(`SELECT relname::text FROM pg_class WHERE relnamespace = 'ratelimit'::regnamespace AND relkind IN ('r', 'p')
+		AND relname <> 'goose_db_version' ORDER BY 1`), names(`SELECT tablename::text FROM pg_publication_tables ORDER BY 1`))
+	require.Empty(t, names(`SELECT tablename::text FROM pg_publication_tables AS p WHERE NOT EXISTS (SELECT FROM pg_index AS i
+		WHERE i.indrelid = format('%I.%I', schemaname, tablename)::regclass AND i.indisprimary)`))
 }
