@@ -141,7 +141,7 @@ func (v *visit) request(ctx context.Context) (ratelimit.Request, error) {
 	case !v.r.PostForm.Has("key"):
 		return ratelimit.Request{}, errNoKey
 	}
-	return limit.ForStored(v.r.PostForm.Get("key")).Plan(v.form().text("plan")), nil
+	return limit.ForStoredKey(v.r.PostForm.Get("key")).Plan(v.form().text("plan")), nil
 }
 
 const unknownPolicy = "The policy of this limit is unknown. Add it to admin.Config.Limits, or store a rule."

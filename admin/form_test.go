@@ -22,7 +22,7 @@ func TestFormHoldsEveryKind(t *testing.T) {
 			Rate: 5, Period: time.Hour, MaxReserved: ratelimit.None, Start: time.Date(2026, 1, 2, 3, 4, 5, 6000, time.UTC),
 		},
 		ratelimit.TokenBucket{Rate: 5, Period: time.Hour, Capacity: 64, Shards: 8},
-		ratelimit.Concurrency{Most: 50, Lease: time.Hour},
+		ratelimit.Concurrency{Slots: 50, Lease: time.Hour},
 	} {
 		filled := form{}
 		filled.fill(rules.Rule{Policy: policy})
@@ -36,7 +36,7 @@ func TestFormHoldsEveryKind(t *testing.T) {
 // form.
 func FuzzForm(f *testing.F) {
 	for _, query := range []string{
-		"", "kind=token+bucket&rate=10&period=1m&capacity=1,000.5&shards=4", "kind=concurrency&most=5&lease=90s",
+		"", "kind=token+bucket&rate=10&period=1m&capacity=1,000.5&shards=4", "kind=concurrency&slots=5&lease=90s",
 		"kind=calendar+window&rate=1e3&resets=week&first_weekday=monday&zone=Europe/Berlin", "rate=1,5&period=1e300",
 		"kind=fixed+window&rate=1&period=1us&start=2026-01-01T00:00:00Z", "kind=calendar+window&rate=1&zone=%22", "kind=leaky",
 		"rate=1&period=3.3333333333w", "%zz", "rate=NaN", "rate=Inf&period=1s", "rate=1e999",

@@ -56,7 +56,7 @@ func fieldsOf(kind string) []field {
 			reserved,
 		}
 	case ratelimit.KindConcurrency:
-		return []field{{Name: "most", IsNumber: true}, {Name: "lease", Hint: "30s, 1m"}}
+		return []field{{Name: "slots", IsNumber: true}, {Name: "lease", Hint: "30s, 1m"}}
 	case ratelimit.KindTokenBucket:
 	}
 	return []field{rate, period, capacity, reserved, shards}

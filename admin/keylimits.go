@@ -60,7 +60,7 @@ func (v *visit) setLevels(ctx context.Context, use *inspect.Use, plans []string)
 		return nil
 	}
 	return use.SetLevels(plans, func(plan string) (*inspect.Level, error) {
-		return v.reader.Level(ctx, v.limiter, limit.ForStored(use.Key).Plan(plan), use.Key, inCode)
+		return v.reader.Level(ctx, v.limiter, limit.ForStoredKey(use.Key).Plan(plan), use.Key, inCode)
 	})
 }
 

@@ -123,9 +123,9 @@ func (v *visit) keyPage(fields url.Values) {
 	}
 	body.Kind = form(fields).kind()
 	if fields == nil && known {
-		body.Kind = string(limit.Numbers().Kind)
+		body.Kind = string(limit.Spec().Kind)
 		if l := body.State.Shows.Level; l != nil {
-			body.Kind = string(l.Value.Limit.Numbers().Kind)
+			body.Kind = string(l.Value.Limit.Spec().Kind)
 		}
 	}
 	if fields != nil {
@@ -149,7 +149,7 @@ func (v *visit) stateOf(ctx context.Context, of subject, body *keyBody) (s keySt
 		return s, nil
 	}
 	read := func(plan string) (*inspect.Level, error) {
-		return v.reader.Level(ctx, v.limiter, of.limit.ForStored(body.Key).Plan(plan), body.Key, inCode)
+		return v.reader.Level(ctx, v.limiter, of.limit.ForStoredKey(body.Key).Plan(plan), body.Key, inCode)
 	}
 	if body.Chosen {
 		level, err := read(body.Plan)
@@ -173,7 +173,7 @@ func (v *visit) stateOf(ctx context.Context, of subject, body *keyBody) (s keySt
 // figures computes what the page says about the level.
 func (s *keyState) figures() (err error) {
 	value := s.Value
-	s.IsWindow = strings.HasSuffix(string(value.Limit.Numbers().Kind), "window")
+	s.IsWindow = strings.HasSuffix(string(value.Limit.Spec().Kind), "window")
 	s.Curve = curveOf(value, cmp.Or(s.Changed, value.AsOf))
 	if !s.FullAt.IsZero() {
 		s.FullIn = s.FullAt.Sub(s.At)
@@ -206,7 +206,7 @@ func (v *visit) state() {
 		v.say(http.StatusNotFound, unknownPolicy)
 		return
 	}
-	value, err := v.limiter.Value(ctx, limit.ForStored(query.Get("key")).Plan(query.Get("plan")))
+	value, err := v.limiter.Value(ctx, limit.ForStoredKey(query.Get("key")).Plan(query.Get("plan")))
 	if err != nil {
 		v.log("a bucket could not be read", err)
 		v.w.Header().Set("Retry-After", "5")

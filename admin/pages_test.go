@@ -97,7 +97,7 @@ func fullOf(t *testing.T, r rules.Rule, now time.Time) ratelimit.Value {
 	t.Helper()
 	limit, err := r.AsLimit()
 	require.NoError(t, err)
-	return limit.For("ada").Full(now)
+	return limit.For("ada").FullValue(now)
 }
 
 // Each page shows what the tables and the limiter say.
@@ -304,7 +304,7 @@ func TestPages(t *testing.T) {
 				"messages": {"rate", "period", "capacity", "max_reserved", "shards"},
 				"exports":  {"rate", "period", "slices"},
 				"quota":    {"rate", "resets", "zone", "first_weekday", "first_day", "first_month", "max_reserved"},
-				"jobs":     {"most", "lease"},
+				"jobs":     {"slots", "lease"},
 			} {
 				require.Equal(f, want, found(form("limit", limit), name), limit)
 			}
@@ -320,7 +320,7 @@ func TestPages(t *testing.T) {
 			preview := func(fields ...string) string {
 				return f.page("preview", append([]string{"limit", "messages", "plan", ""}, fields...)...)
 			}
-			page := preview("kind", "concurrency", "most", "5", "lease", "30s", "mode", "on", "on_change", "keep")
+			page := preview("kind", "concurrency", "slots", "5", "lease", "30s", "mode", "on", "on_change", "keep")
 			require.Contains(f, page, `<td class="before">60 per minute, capacity 100</td><td class="after">5 at a time, leases of 30s</td>`)
 			require.Contains(f, page, "What the change would do")
 			f.Put(f, rules.Rule{Limit: "messages", Policy: ratelimit.PerMinute(7)})
@@ -329,8 +329,8 @@ func TestPages(t *testing.T) {
 			page = f.page("preview", append(another, "reset")...)
 			require.Contains(f, page, `<td class="before">7 per minute</td><td class="after">3 per day in UTC</td>`, "a plan without a rule has the one of all")
 			for want, fields := range map[string][]string{
-				"its Most is 0":                           {"kind", "concurrency"},
-				"Most is no number from 0 up":             {"kind", "concurrency", "most", "x"},
+				"its Slots is 0":                          {"kind", "concurrency"},
+				"Slots is no number from 0 up":            {"kind", "concurrency", "slots", "x"},
 				"its Resets is not set":                   {"kind", "calendar window", "rate", "3"},
 				"its Rate is 0":                           {"kind", "calendar window", "resets", "day"},
 				"it has a FirstDay, which is for Monthly": {"kind", "calendar window", "rate", "3", "resets", "day", "first_day", "3"},

@@ -38,12 +38,12 @@ func policyText(policy ratelimit.Policy) string {
 }
 
 // numbersOf returns the numbers of a rule's policy, and 0 for each of a policy that cannot be.
-func numbersOf(r rules.Rule) ratelimit.Numbers {
+func numbersOf(r rules.Rule) ratelimit.Spec {
 	limit, err := ratelimit.NewLimit("policy", r.Policy)
 	if err != nil {
-		return ratelimit.Numbers{}
+		return ratelimit.Spec{}
 	}
-	return limit.Numbers()
+	return limit.Spec()
 }
 
 const (
@@ -86,7 +86,7 @@ func effectOf(before, after rules.Rule, all refusalBars, sums []refusals.Sum, of
 	}
 	old, next := numbersOf(before), numbersOf(after)
 	slower, faster := paceOf(next) < paceOf(old), paceOf(next) > paceOf(old)
-	smaller, larger := next.Most < old.Most, next.Most > old.Most
+	smaller, larger := next.Capacity < old.Capacity, next.Capacity > old.Capacity
 	opened := isOn(before) && !isOn(after)
 	e.Lowered = (slower || smaller || (!isOn(before) && isOn(after))) && !opened
 	e.Raised = (faster || larger || opened) && !e.Lowered
@@ -110,7 +110,7 @@ func effectOf(before, after rules.Rule, all refusalBars, sums []refusals.Sum, of
 
 // mostGiven returns the most that a bucket can give in a span. Slots come back whenever their holders like: there is no
 // bound.
-func mostGiven(n ratelimit.Numbers, span time.Duration) float64 {
+func mostGiven(n ratelimit.Spec, span time.Duration) float64 {
 	periods := float64(span) / float64(n.Period)
 	switch n.Kind {
 	case ratelimit.KindConcurrency:
@@ -123,11 +123,11 @@ func mostGiven(n ratelimit.Numbers, span time.Duration) float64 {
 		return n.Rate * (math.Floor(periods) + 2)
 	case ratelimit.KindTokenBucket:
 	}
-	return n.Most + n.Rate*periods
+	return n.Capacity + n.Rate*periods
 }
 
 // paceOf returns how many tokens arrive in a nanosecond, and of slots how many come back when none is given back.
-func paceOf(n ratelimit.Numbers) float64 { return n.Rate / float64(max(n.Period, 1)) }
+func paceOf(n ratelimit.Spec) float64 { return n.Rate / float64(max(n.Period, 1)) }
 
 // isOn reports whether a rule is enforced.
 func isOn(r rules.Rule) bool { return r.Mode == "" || r.Mode == ratelimit.On }

@@ -137,8 +137,8 @@ var changeInstant = clockNoon
 // rule returns the rule for a limit.
 func (c eraChange) rule(t *testing.T, limit ratelimit.Limit) *ratelimit.Ruling {
 	t.Helper()
-	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "changing", Eras: []ratelimit.Era{
-		{Policy: c.before}, {From: changeInstant, Policy: c.after, OnChange: c.onChange},
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "changing", Revisions: []ratelimit.Revision{
+		{Policy: c.before}, {EffectiveAt: changeInstant, Policy: c.after, OnChange: c.onChange},
 	}})
 	require.NoError(t, err)
 	return rule
@@ -291,7 +291,7 @@ func TestTheModesOfARuleCostNoRoundTrip(t *testing.T) {
 		"LatelyOn": {ratelimit.On, ratelimit.Off, -10 * time.Second, 0},
 	} {
 		limit := ratelimit.Define(name, hoard(100))
-		rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: test.first}, {From: time.Now().Add(test.change), Mode: test.second}}})
+		rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Revisions: []ratelimit.Revision{{Mode: test.first}, {EffectiveAt: time.Now().Add(test.change), Mode: test.second}}})
 		require.NoError(t, err)
 		l := b.with(t, ratelimit.Config{NoBatching: true, Policies: eraRules{name: rule}})
 		for range 2 { // the first call inserts the row and learns the kind of server

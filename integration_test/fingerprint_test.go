@@ -229,7 +229,7 @@ func TestAStoredKeyNeedsNoSecret(t *testing.T) {
 			takeOne(t, program, roomy.For("ada").Cost(2))
 			stored, err := program.StoredKey(roomy.For("ada"))
 			require.NoError(t, err)
-			ada := roomy.ForStored(stored)
+			ada := roomy.ForStoredKey(stored)
 			for by, limiter := range map[string]*ratelimit.Limiter{"program": program, "tool": tool} {
 				same, err := limiter.StoredKey(ada)
 				require.NoError(t, err)
@@ -250,7 +250,7 @@ func TestAStoredKeyNeedsNoSecret(t *testing.T) {
 				require.ErrorIs(t, tool.Require(t.Context(), ada, roomy.For("grace")), ratelimit.ErrHashKeyMismatch)
 				require.ErrorIs(t, tool.Require(t.Context(), roomy.Global()), ratelimit.ErrHashKeyMismatch)
 			}
-			require.NoError(t, tool.Reset(t.Context(), roomy.ForStored("")))
+			require.NoError(t, tool.Reset(t.Context(), roomy.ForStoredKey("")))
 			require.Equal(t, roomy.Capacity(), b.held(t, roomy.Name(), ""), "the stored key of Global is empty")
 			takeOne(t, program, roomy.For("grace")) // the tool has left no fingerprint of its own
 		})
@@ -263,9 +263,9 @@ func TestAKeyThatCannotBeStoredIsAnError(t *testing.T) {
 		b := on.setup(t)
 		for _, key := range []string{strings.Repeat("k", 257), "a\x00b", "\xff"} {
 			for _, limiter := range []*ratelimit.Limiter{b.limiter, b.with(t, secrets["One"])} {
-				requireOnePrefix(t, limiter.Require(t.Context(), roomy.ForStored(key)), ratelimit.ErrInvalidKey, "Require")
+				requireOnePrefix(t, limiter.Require(t.Context(), roomy.ForStoredKey(key)), ratelimit.ErrInvalidKey, "Require")
 			}
 		}
-		takeOne(t, b.limiter, roomy.ForStored(strings.Repeat("k", 256)))
+		takeOne(t, b.limiter, roomy.ForStoredKey(strings.Repeat("k", 256)))
 	}, onPostgres, inMemory)
 }

@@ -30,7 +30,7 @@ var (
 	fate = ratelimit.Define("fate", hoard(1e6))
 
 	// leased is a limit on concurrency with more slots than a test takes.
-	leased = ratelimit.Define("leased", ratelimit.Concurrency{Most: 100, Lease: time.Hour})
+	leased = ratelimit.Define("leased", ratelimit.Concurrency{Slots: 100, Lease: time.Hour})
 )
 
 // roomyPool lets a test have a connection for every row that is held.

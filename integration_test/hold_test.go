@@ -55,19 +55,19 @@ func TestHoldRefuses(t *testing.T) {
 		return nil
 	}, jobs.For("k")))
 	require.ErrorIs(t, b.limiter.Hold(t.Context(), never, hourly.For("k")), ratelimit.ErrInvalidRequest)
-	held, release := b.limiter.Keep(t.Context(), ratelimit.Lease{ID: "L1"})
+	held, release := b.limiter.KeepAlive(t.Context(), ratelimit.Lease{ID: "L1"})
 	require.ErrorIs(t, context.Cause(held), ratelimit.ErrLeaseLost)
 	require.ErrorIs(t, context.Cause(held), ratelimit.ErrInvalidLease)
 	release()
 }
 
 // TestHoldEndsWorkThatLostItsSlot promises that work may take longer than the lease and keeps its slot, that losing a
-// slot cancels the work's context, and that the caller gets an error. TestKeep of internal/engine/slots has the other ways to
-// keep and to lose one.
+// slot cancels the work's context, and that the caller gets an error. TestKeep of internal/engine/slots has the other
+// ways to keep and to lose one.
 func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
 	t.Parallel()
 	const lease = time.Minute
-	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: lease})
+	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Slots: 1, Lease: lease})
 	url := postgrestest.NewDatabase(t)
 	synctest.Test(t, func(t *testing.T) { // on whose clock no time passes while a statement runs
 		b := countedOn(t, url, &wire{})

@@ -49,7 +49,7 @@ var (
 		ratelimit.Define("mixed-fixed", ratelimit.FixedWindow{Rate: 6, Period: 10 * time.Second, Start: clockNoon}),
 		ratelimit.Define("mixed-slides", ratelimit.SlidingWindow{Rate: 7, Period: 12 * time.Second, Slices: 4}),
 		ratelimit.Define("mixed-calendar", ratelimit.CalendarWindow{Rate: 300, Resets: ratelimit.Daily, Zone: "Europe/Berlin"}),
-		ratelimit.Define("mixed-held", ratelimit.Concurrency{Most: 3, Lease: 2 * time.Second}),
+		ratelimit.Define("mixed-held", ratelimit.Concurrency{Slots: 3, Lease: 2 * time.Second}),
 	}
 )
 
@@ -92,7 +92,7 @@ type kindState [kinds]ratelimit.Value
 
 func newKindState() (s kindState) {
 	for kind, limit := range kindLimits {
-		s[kind] = limit.For("key").Full(kindStart)
+		s[kind] = limit.For("key").FullValue(kindStart)
 	}
 	return s
 }

@@ -84,7 +84,7 @@ func TestNilContextsAreErrors(t *testing.T) {
 		calls++
 	}
 	contexts := reflect.TypeFor[context.Context]()
-	exceptions := map[string]bool{"Keep": true, "Observe": true, "PauseFor": true}
+	exceptions := map[string]bool{"KeepAlive": true, "Observe": true, "PauseFor": true}
 	for _, of := range []any{limiter, set, store, counter, jobs, line, lockout.Define("lock", lockout.Config{})} {
 		for i := range reflect.TypeOf(of).NumMethod() {
 			method, f := reflect.TypeOf(of).Method(i), reflect.ValueOf(of).Method(i)
@@ -103,7 +103,7 @@ func TestNilContextsAreErrors(t *testing.T) {
 	}
 	require.Greater(t, calls, 60)
 
-	held, release := limiter.Keep(none, ratelimit.Lease{})
+	held, release := limiter.KeepAlive(none, ratelimit.Lease{})
 	release()
 	require.ErrorIs(t, context.Cause(held), ratelimit.ErrInvalidRequest)
 	require.ErrorContains(t, context.Cause(held), "nil context")

@@ -291,7 +291,7 @@ func (s raceStand) policy(capacity int) ratelimit.Policy {
 		month := (time.Now().Month()+5)%12 + 1 // half a year away: no window begins during the test
 		return ratelimit.CalendarWindow{Rate: rate, Resets: ratelimit.Yearly, FirstMonth: month, Zone: "Europe/Berlin", MaxReserved: ratelimit.None}
 	case "Concurrency":
-		return ratelimit.Concurrency{Most: capacity, Lease: 24 * time.Hour}
+		return ratelimit.Concurrency{Slots: capacity, Lease: 24 * time.Hour}
 	}
 	return bucket
 }

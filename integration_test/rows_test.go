@@ -18,12 +18,12 @@ import (
 
 // daylong returns a limit on concurrency whose leases outlive any test.
 func daylong(name string, most int) ratelimit.Limit {
-	return ratelimit.Define(name, ratelimit.Concurrency{Most: most, Lease: 24 * time.Hour})
+	return ratelimit.Define(name, ratelimit.Concurrency{Slots: most, Lease: 24 * time.Hour})
 }
 
 // slots returns a limit on concurrency with a long lease.
 func slots(name string, most int) ratelimit.Limit {
-	return ratelimit.Define(name, ratelimit.Concurrency{Most: most, Lease: time.Hour})
+	return ratelimit.Define(name, ratelimit.Concurrency{Slots: most, Lease: time.Hour})
 }
 
 // The ID of a lease of another schema, or of no bucket here, is a lost lease, and makes no row.
@@ -123,7 +123,7 @@ func TestAWrongClockIsReportedOnce(t *testing.T) {
 			t.Parallel()
 			var mended atomic.Int64
 			limiter, request := b.with(t, ratelimit.Config{Observer: observing(func(event ratelimit.Event) {
-				if _, is := event.(ratelimit.Mended); is {
+				if _, is := event.(ratelimit.ClockRepaired); is {
 					mended.Add(1)
 				}
 			})}), pinch.For(t.Name())

@@ -185,8 +185,8 @@ func TestRowsOfAnotherEraGiveOneBucket(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			b, limit := inMemory.setup(t), ratelimit.Define("changing", test.before)
-			ruling, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{
-				{Policy: test.before}, {From: time.Now().Add(test.changed), Policy: test.after, OnChange: ratelimit.ResetTokens},
+			ruling, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Revisions: []ratelimit.Revision{
+				{Policy: test.before}, {EffectiveAt: time.Now().Add(test.changed), Policy: test.after, OnChange: ratelimit.ResetTokens},
 			}})
 			require.NoError(t, err)
 			limiter := b.with(t, ratelimit.Config{Policies: differing{ruling, test.ahead}})
@@ -223,7 +223,7 @@ func TestFullOfABucketOfSeveralRows(t *testing.T) {
 	d, request := inMemory.setup(t).desk(t, ratelimit.Config{}), spread(8).For("key")
 	want, err := d.limiter.Value(t.Context(), request)
 	require.NoError(t, err)
-	require.Equal(t, want, request.Full(d.clock.now()))
+	require.Equal(t, want, request.FullValue(d.clock.now()))
 }
 
 // Open transactions that take from one bucket all commit if each found a row of its own.

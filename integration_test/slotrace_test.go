@@ -38,7 +38,7 @@ func TestNoSlotIsHeldTwice(t *testing.T) {
 			t.Parallel()
 			b := setup(t)
 			limiters := []*ratelimit.Limiter{b.limiter, b.unbatched(t), b.with(t, ratelimit.Config{})}
-			r := &slotRace{limits: [2]ratelimit.Limit{daylong("few", 3), daylong("more", 4)}, brief: ratelimit.Define("brief", ratelimit.Concurrency{Most: 2, Lease: 2 * time.Millisecond})}
+			r := &slotRace{limits: [2]ratelimit.Limit{daylong("few", 3), daylong("more", 4)}, brief: ratelimit.Define("brief", ratelimit.Concurrency{Slots: 2, Lease: 2 * time.Millisecond})}
 			require.NoError(t, atonce.Do(8, func(caller int) error {
 				random := rand.New(rand.NewPCG(uint64(caller), 7))
 				for range testkit.Sized(25, 400) {

@@ -160,7 +160,7 @@ func naming[T any](verb func(*ratelimit.Limiter, context.Context, string) (T, er
 func TestEveryCallIsTested(t *testing.T) {
 	t.Parallel()
 	elsewhere := []string{
-		"Acquire", "RenewLease", "Release", "Hold", "Keep", // of slots
+		"Acquire", "RenewLease", "Release", "Hold", "KeepAlive", // of slots
 		"Report",                               // which needs no database
 		"InTx", "Maintain", "Close", "Observe", // of no request
 	}

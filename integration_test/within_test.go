@@ -30,7 +30,7 @@ func TestWithin(t *testing.T) {
 						require.NoError(t, limiter.Reset(t.Context(), append(slices.Clone(others), queued.For(key))...))
 						takeAll(t, limiter, queued.For(key))
 						reserve := func(within time.Duration) (r ratelimit.Reservation) {
-							requests := append(slices.Clone(others), queued.For(key).Within(within))
+							requests := append(slices.Clone(others), queued.For(key).MaxWait(within))
 							var looked ratelimit.Reservation
 							require.NoError(t, place.within(t.Context(), b.db(), limiter, func(l *ratelimit.Limiter) (err error) {
 								if looked, err = l.CheckReserve(t.Context(), requests...); err == nil {

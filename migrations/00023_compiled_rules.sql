@@ -124,7 +124,7 @@ BEGIN
         WHEN 'fixed window' THEN '{rate,period,capacity,max_reserved,shards,start}'
         WHEN 'sliding window' THEN '{rate,period,slices}'
         WHEN 'calendar window' THEN '{rate,resets,zone,first_weekday,first_day,first_month,max_reserved}'
-        WHEN 'concurrency' THEN '{most,lease}' END;
+        WHEN 'concurrency' THEN '{slots,lease}' END;
     IF v_fields IS NULL THEN
         RETURN c;
     END IF;
@@ -137,11 +137,11 @@ BEGIN
     END IF;
     c.shards := 1; c.phase_us := -62135596800000000;
     IF c.kind = 'concurrency' THEN
-        c.capacity := trunc(ratelimit.compile_number(p_says, 'most', 1, 1000));
+        c.capacity := trunc(ratelimit.compile_number(p_says, 'slots', 1, 1000));
         c.lease_us := coalesce(ratelimit.compile_span(p_says, 'lease', 1000, 86400000000), 60000000);
         c.rate := c.capacity; c.steps := c.lease_us; c.step_us := 1;
-        IF (p_says ->> 'most')::float8 <> c.capacity THEN
-            PERFORM ratelimit.unreadable(p_says, 'its most is no whole number; write one from 1 to 1000');
+        IF (p_says ->> 'slots')::float8 <> c.capacity THEN
+            PERFORM ratelimit.unreadable(p_says, 'its slots is no whole number; write one from 1 to 1000');
         END IF;
         RETURN c;
     END IF;
@@ -266,7 +266,7 @@ DECLARE
     v_before float8 := coalesce(p_says ->> 'capacity', p_says ->> 'rate');
 BEGIN
     IF p_says ->> 'kind' = 'concurrency' THEN
-        RETURN jsonb_set(p_says, '{most}', to_jsonb(least(greatest(floor((p_says ->> 'most')::float8 * p_times), 1), 1000)));
+        RETURN jsonb_set(p_says, '{slots}', to_jsonb(least(greatest(floor((p_says ->> 'slots')::float8 * p_times), 1), 1000)));
     END IF;
     FOREACH v_field IN ARRAY v_fields LOOP
         IF jsonb_typeof(p_says -> v_field) = 'number' AND (p_says ->> v_field)::float8 > 0 THEN

@@ -15,20 +15,20 @@ import (
 // releases for you.
 //
 // A holder that works on after its lease has ended does so beside other holders. See [Lease] for how to prevent that.
-// In answers, tokens are free slots. They are negative while more slots are held than Most, after Most was lowered.
+// In answers, tokens are free slots. They are negative while more slots are held than Slots, after Slots was lowered.
 //
 // Check reports whether Acquire would be allowed. Value returns the number of free slots. Reset frees all slots; their
 // holders get ErrLeaseLost. Take, Reserve, Credit and Charge return ErrInvalidRequest, because they give no lease.
 //
-// If you change Most or Lease, held leases stay as they are. If you change the kind of a limit to or from Concurrency,
+// If you change Slots or Lease, held leases stay as they are. If you change the kind of a limit to or from Concurrency,
 // no slot is held at first. While some programs define a limit as Concurrency and others as another kind, held slots
 // can seem free, and taken tokens can be available again. So give the limit another name instead.
 //
 // Leases end by the database's clock. If it steps back, they end later by as much. If it jumps ahead, they end early.
 // Once it is right again, a lease that it gave while ahead ends within the length of a lease.
 type Concurrency struct {
-	// Most is the number of slots: from 1 to 1000.
-	Most int
+	// Slots is the number of slots: from 1 to 1000.
+	Slots int
 	// Lease is the time for which a slot is held without RenewLease: whole microseconds, from 1ms to 24h. Defaults to a
 	// minute.
 	Lease time.Duration
@@ -39,7 +39,7 @@ const maxSlots = slots.MaxSlots
 
 // String returns the policy as text, such as "5 at a time, leases of 1m".
 func (p Concurrency) String() string {
-	return fmt.Sprintf("%d at a time, leases of %s", p.Most, words.Span(p.lease()))
+	return fmt.Sprintf("%d at a time, leases of %s", p.Slots, words.Span(p.lease()))
 }
 
 // lease returns the length of a lease, or its default.
@@ -53,14 +53,14 @@ func (p Concurrency) lease() time.Duration {
 func (p Concurrency) compile() (bucket.Terms, error) {
 	lease := p.lease()
 	switch {
-	case p.Most < 1 || p.Most > maxSlots:
-		return bucket.Terms{}, fmt.Errorf("its Most is %d; it must be from 1 to %d slots", p.Most, maxSlots)
+	case p.Slots < 1 || p.Slots > maxSlots:
+		return bucket.Terms{}, fmt.Errorf("its Slots is %d; it must be from 1 to %d slots", p.Slots, maxSlots)
 	case lease < time.Millisecond || lease > Day || lease%time.Microsecond != 0:
 		return bucket.Terms{}, fmt.Errorf("its Lease is %v; it must be whole microseconds, from 1ms to 24h (write "+
 			"30*time.Second, not 30)", p.Lease)
 	}
 	return bucket.Terms{
-		Capacity: float64(p.Most), Rate: float64(p.Most), Step: 1, Steps: float64(lease.Microseconds()),
+		Capacity: float64(p.Slots), Rate: float64(p.Slots), Step: 1, Steps: float64(lease.Microseconds()),
 		Phase: bucket.MinInstant,
 		Kind:  bucket.Concurrent{Lease: lease.Microseconds()},
 	}, nil
@@ -104,19 +104,19 @@ func checkSlots(limit Limit, cost float64) error {
 // slotsText is a Concurrency as text.
 type slotsText struct {
 	Kind  Kind `json:"kind"`
-	Most  int  `json:"most"`
+	Slots int  `json:"slots"`
 	Lease span `json:"lease,omitempty"`
 }
 
 func (p Concurrency) text() policyText {
-	return &slotsText{KindConcurrency, p.Most, span(without(p.Lease, time.Minute))}
+	return &slotsText{KindConcurrency, p.Slots, span(without(p.Lease, time.Minute))}
 }
 
 func (t *slotsText) policy() (Policy, error) {
-	return Concurrency{Most: t.Most, Lease: time.Duration(t.Lease)}, nil
+	return Concurrency{Slots: t.Slots, Lease: time.Duration(t.Lease)}, nil
 }
 
 func (p Concurrency) scaled(times float64) Policy {
-	p.Most = int(min(max(math.Floor(float64(p.Most)*times), 1), maxSlots))
+	p.Slots = int(min(max(math.Floor(float64(p.Slots)*times), 1), maxSlots))
 	return p
 }

@@ -197,8 +197,8 @@ func (s *State) set(limit Limit, a *bucket.Ask, told *bucket.Told) {
 	s.Value = Value{Limit: limit, Tokens: told.Tokens, AsOf: time.UnixMicro(told.Now), held: told.Content}
 }
 
-// tell sets the rule, unit and mode of state. The era of t supplies the rule and the unit. A nil t means the era at
-// which the request was resolved.
+// tell sets the rule, unit and mode of state. The revision of t supplies the rule and the unit. A nil t means the
+// revision at which the request was resolved.
 func (s *subject) tell(state *State, t *bucket.Terms) {
 	if s.shards > 1 && state.Value.held != nil {
 		s.widen(state)
@@ -211,15 +211,15 @@ func (s *subject) tell(state *State, t *bucket.Terms) {
 		resolved := s.limit.terms()
 		t = &resolved
 	}
-	e := s.eraOf(t)
+	e := s.revisionOf(t)
 	state.Rule, state.Unit = e.name, e.unit
 }
 
-// holding returns the limit with the policy of t. The era of t can differ from the one at which the request was
+// holding returns the limit with the policy of t. The revision of t can differ from the one at which the request was
 // resolved.
 func (s *subject) holding(t *bucket.Terms) Limit {
 	if s.rule == nil {
 		return s.limit
 	}
-	return s.eraOf(t).limit
+	return s.revisionOf(t).limit
 }

@@ -188,7 +188,7 @@ func TestStepsOfAValue(t *testing.T) {
 		windows{Rate: 5, Period: time.Hour, Capacity: 8},
 		sliding{Rate: 8, Period: time.Hour},
 		calendar{Rate: 6, Resets: ratelimit.Daily, Zone: "Europe/Berlin"},
-		slots{Most: 7, Lease: time.Hour},
+		slots{Slots: 7, Lease: time.Hour},
 	} {
 		clock, request := ratelimittest.NewClock(), ratelimit.Define("limit", policy).For("key")
 		limiter := ratelimittest.New(t, clock)
@@ -241,7 +241,7 @@ func TestValueMarshalJSONStart(t *testing.T) {
 		require.NoError(t, err)
 		for range 20 {
 			now := random.Int64N(exact)
-			text, err := json.Marshal(limit.For("alice").Full(time.UnixMicro(now)))
+			text, err := json.Marshal(limit.For("alice").FullValue(time.UnixMicro(now)))
 			require.NoError(t, err)
 			var got struct {
 				Kind   string `json:"kind"`
@@ -271,16 +271,16 @@ func TestReservationDelay(t *testing.T) {
 func TestSpread(t *testing.T) {
 	t.Parallel()
 	for _, none := range []time.Duration{0, -time.Second} {
-		require.Zero(t, ratelimit.Spread(none))
-		require.Zero(t, ratelimit.SpreadFor("a", none, 0.5))
+		require.Zero(t, ratelimit.Jitter(none))
+		require.Zero(t, ratelimit.JitterFor("a", none, 0.5))
 	}
-	require.Equal(t, 47*time.Minute, ratelimit.SpreadFor("a", time.Hour, 1).Truncate(time.Minute), "in every process")
+	require.Equal(t, 47*time.Minute, ratelimit.JitterFor("a", time.Hour, 1).Truncate(time.Minute), "in every process")
 	for share, moves := range map[float64]time.Duration{
 		1: 0, 2: 0, 0.9: 6 * time.Minute, 0.5: 30 * time.Minute, 0: time.Hour, -1: time.Hour, math.NaN(): time.Hour,
 	} {
 		low, high := time.Hour, time.Duration(0)
 		for range 500 {
-			d := ratelimit.SpreadFor("client 7", time.Hour, share)
+			d := ratelimit.JitterFor("client 7", time.Hour, share)
 			low, high = min(low, d), max(high, d)
 		}
 		require.True(t, low >= 0 && high < time.Hour)
@@ -288,8 +288,8 @@ func TestSpread(t *testing.T) {
 	}
 	var drawn, own [10]int // places of each tenth of the hour: 400, with a standard deviation of 19
 	for i := range 4000 {
-		drawn[ratelimit.Spread(time.Hour)*10/time.Hour]++
-		own[ratelimit.SpreadFor(fmt.Sprintf("client %d", i), time.Hour, 1)*10/time.Hour]++
+		drawn[ratelimit.Jitter(time.Hour)*10/time.Hour]++
+		own[ratelimit.JitterFor(fmt.Sprintf("client %d", i), time.Hour, 1)*10/time.Hour]++
 	}
 	for i := range drawn {
 		require.InDelta(t, 400, drawn[i], 160)

@@ -30,7 +30,7 @@
 //     waits for tokens, or takes from a guarantee before a pool.
 //   - [Limiter.Reserve] takes tokens for work that runs later. [Limiter.Start], [Limiter.Settle], [Limiter.Cancel] and
 //     [Limiter.Renew] continue a reservation. For jobs on River, package scheduler reserves with the insertion of the job.
-//   - [Limiter.Hold] holds slots while a function runs. [Limiter.Acquire], [Limiter.Keep] and [Limiter.Release] are its parts.
+//   - [Limiter.Hold] holds slots while a function runs. [Limiter.Acquire], [Limiter.KeepAlive] and [Limiter.Release] are its parts.
 //   - [Limiter.Credit], [Limiter.CreditTaken], [Limiter.Charge] and [Limiter.Reset] correct the tokens of a bucket.
 //
 // A refusal is an answer: [Decision.Allowed] is false, nothing was taken, and the transaction stays usable. Only

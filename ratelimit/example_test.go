@@ -29,8 +29,8 @@ var (
 	FailedLogins = ratelimit.Define("failedLogins", ratelimit.PerHour(10))
 	SendMessage  = ratelimit.Define("sendMessage", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 3})
 	FreeTrials   = ratelimit.Define("freeTrials", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})
-	Exports      = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
-	Renders      = ratelimit.Define("renders", ratelimit.Concurrency{Most: 5, Lease: 30 * time.Second})
+	Exports      = ratelimit.Define("exports", ratelimit.Concurrency{Slots: 3, Lease: 30 * time.Second})
+	Renders      = ratelimit.Define("renders", ratelimit.Concurrency{Slots: 5, Lease: 30 * time.Second})
 	Completions  = ratelimit.Define("completions", ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, MaxReserved: 400_000})
 )
 
@@ -73,7 +73,7 @@ func ExampleDefine() {
 		ratelimit.Define("visits", ratelimit.FixedWindow{Rate: 1000, Period: ratelimit.Day, Start: time.Date(2026, time.January, 1, 0, 0, 0, 0, time.UTC)}),
 		ratelimit.Define("partner", ratelimit.SlidingWindow{Rate: 100, Period: time.Minute}),
 		ratelimit.Define("quota", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"}),
-		ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second}),
+		ratelimit.Define("exports", ratelimit.Concurrency{Slots: 3, Lease: 30 * time.Second}),
 	} {
 		fmt.Println(limit)
 	}
@@ -211,7 +211,7 @@ func ExampleLimiter_Hold() {
 }
 
 // Acquire the lease in the transaction that stores the work, and call Keep after the commit.
-func ExampleLimiter_Keep() {
+func ExampleLimiter_KeepAlive() {
 	var lease ratelimit.Lease
 	err := limiter.InTx(ctx, func(tx pgx.Tx) (err error) {
 		if lease, err = limiter.WithTx(tx).Acquire(ctx, Exports.For(userID)); err != nil || !lease.Allowed {
@@ -223,7 +223,7 @@ func ExampleLimiter_Keep() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	held, release := limiter.Keep(ctx, lease)
+	held, release := limiter.KeepAlive(ctx, lease)
 	defer release()
 	<-held.Done() // the work, which stops when this ends
 }

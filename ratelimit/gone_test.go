@@ -85,9 +85,9 @@ func (r failedRow) Scan(...any) error { return r.err }
 // that it waited, for every verb. A Take of the same bucket waits in a batch.
 func TestCallersThatLeaveAStalledDatabaseAreReported(t *testing.T) {
 	t.Parallel()
-	limit, slots := Define("limit", PerMinute(10)), Define("slots", Concurrency{Most: 2})
+	limit, slots := Define("limit", PerMinute(10)), Define("slots", Concurrency{Slots: 2})
 	request := limit.For("ada")
-	lease, err := StoredLeaseID(slots.ForStored("ada"), 1)
+	lease, err := StoredLeaseID(slots.ForStoredKey("ada"), 1)
 	require.NoError(t, err)
 	const reservation = "0198c0de-0000-7000-8000-000000000000"
 	inTx := func(use func(ctx context.Context, l *Limiter, tx pgx.Tx) error) func(context.Context, *Limiter) error {

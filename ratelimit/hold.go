@@ -17,8 +17,8 @@ import (
 //	}, Exports.For(customer))
 //
 // If the requests are refused, Hold does not call fn, and returns a *[LimitedError] with the decision. fn must stop
-// when its context ends, because the lease may then be lost and its slot taken; see [Limiter.Keep]. If the lease was
-// lost while fn ran, or if the release finds it lost, Hold returns ErrLeaseLost, also if fn returned nil. The error
+// when its context ends, because the lease may then be lost and its slot taken; see [Limiter.KeepAlive]. If the lease
+// was lost while fn ran, or if the release finds it lost, Hold returns ErrLeaseLost, also if fn returned nil. The error
 // then wraps the error of fn. Otherwise Hold returns the error of fn, or the errors of [Limiter.Acquire]. If the
 // release fails, Hold reports it only to the Observer, and the slot is free when the lease ends.
 //
@@ -37,7 +37,7 @@ func (l *Limiter) Hold(ctx context.Context, fn func(ctx context.Context, lease L
 	if !lease.Allowed {
 		return lease.Err()
 	}
-	held, release := l.Keep(ctx, lease)
+	held, release := l.KeepAlive(ctx, lease)
 	defer release()
 	err = fn(held, lease)
 	release()
@@ -55,27 +55,27 @@ var errHoldInTx = errors.New("the Limiter is bound to a transaction by WithTx, w
 	"committed; " +
 	"call Acquire in the transaction, and Keep on the Limiter that New returned once it has committed")
 
-// Keep renews a lease in the background until release is called. release ends the renewals, releases the lease, and
-// waits for both. Use Keep for work that is not one function, or for a lease that was acquired in a transaction that
-// has committed:
+// KeepAlive renews a lease in the background until release is called. release ends the renewals, releases the lease,
+// and waits for both. Use KeepAlive for work that is not one function, or for a lease that was acquired in a
+// transaction that has committed:
 //
-//	held, release := limiter.Keep(ctx, lease)
+//	held, release := limiter.KeepAlive(ctx, lease)
 //	defer release()
 //
 // held is derived from ctx, and carries the lease for [LeaseFromContext]. If the lease is lost, it ends with the cause
 // ErrLeaseLost: the lease has ended, was released, or could not be renewed in time. It also ends with release.
 //
-// Keep renews the lease when a third of it has passed, and retries a failed renewal after each twelfth. It measures on
-// this process's clock, from before the call that acquired or renewed the lease, so the database's clock can differ.
-// The renewals go on after ctx ends, until release is called. A lease that may have ended already is renewed before
-// Keep returns. An example is a lease from another process, Lease{ID: id}.
+// KeepAlive renews the lease when a third of it has passed, and retries a failed renewal after each twelfth. It
+// measures on this process's clock, from before the call that acquired or renewed the lease, so the database's clock
+// can differ. The renewals go on after ctx ends, until release is called. A lease that may have ended already is
+// renewed before KeepAlive returns. An example is a lease from another process, Lease{ID: id}.
 //
-// Keep cannot detect that the process itself is suspended. When it continues, the work runs on for a moment, beside the
-// new holder of its slot. If this must not happen, compare [Lease.Fence].
+// KeepAlive cannot detect that the process itself is suspended. When it continues, the work runs on for a moment,
+// beside the new holder of its slot. If this must not happen, compare [Lease.Fence].
 //
 // If release finds that the lease was lost, [context.Cause] of held returns ErrLeaseLost from then on. Further calls of
 // release do nothing. On a Limiter of WithTx, held has already ended with the cause ErrInvalidConfig.
-func (l *Limiter) Keep(ctx context.Context, lease Lease) (held context.Context, release func()) {
+func (l *Limiter) KeepAlive(ctx context.Context, lease Lease) (held context.Context, release func()) {
 	if err := arg.CheckContext(ctx, "keep"); err != nil {
 		held, lose := context.WithCancelCause(context.Background())
 		lose(fmt.Errorf("%w: %w", ErrInvalidRequest, err))
@@ -124,7 +124,7 @@ var errNotRenewed = fmt.Errorf("%w: it was not renewed by the time that it ended
 
 type leaseKey struct{}
 
-// LeaseFromContext returns the innermost lease under which the work of ctx runs. It is a lease of [Limiter.Keep],
+// LeaseFromContext returns the innermost lease under which the work of ctx runs. It is a lease of [Limiter.KeepAlive],
 // [Limiter.Hold], or a guard of handlers or jobs. Its Until is the end before any renewal.
 func LeaseFromContext(ctx context.Context) (Lease, bool) {
 	lease, ok := ctx.Value(leaseKey{}).(Lease)

@@ -42,7 +42,7 @@ func (l *Limiter) Maintain(ctx context.Context, every time.Duration, limits ...L
 	l = inBackground(l)
 	for {
 		maintain(ctx, l, limits)
-		if !pause(ctx, every+Spread(every/10)) {
+		if !pause(ctx, every+Jitter(every/10)) {
 			return nil
 		}
 	}
@@ -276,8 +276,8 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	}
 	most, growth := 0.0, 1.0
 	for _, rule := range source.RulingsOf(name) {
-		for i := range rule.eras {
-			row := rule.eras[i].limit.terms()
+		for i := range rule.revisions {
+			row := rule.revisions[i].limit.terms()
 			terms, most, growth = append(terms, row), max(most, row.Capacity), max(growth, row.Eras.OwedGrowth())
 		}
 	}

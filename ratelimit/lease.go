@@ -202,7 +202,7 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *sl
 	}
 	for i := range leases.Asks {
 		a := &leases.Asks[i]
-		l.reports.tell(ctx, Leased{
+		l.reports.tell(ctx, LeaseChanged{
 			Verb: verb, Limit: a.Key.Name, Slots: int(a.Cost), Lost: leases.Lost[i],
 			Pending: l.reports.pending(),
 		})
@@ -238,7 +238,7 @@ func leasesOf(ctx context.Context, l *Limiter, verb string, id *slots.ID) *slots
 	leases := &slots.Leases{Fence: id.Fence, Release: verb == verbRelease, NowUs: l.config.estimate()}
 	shortest := int64(0)
 	for _, of := range id.Of {
-		policy := Concurrency{Most: maxSlots, Lease: time.Duration(of.Length) * time.Microsecond}
+		policy := Concurrency{Slots: maxSlots, Lease: time.Duration(of.Length) * time.Microsecond}
 		limit, err := NewLimit(of.Row.Name, policy)
 		if err != nil { // the ID was checked
 			continue
@@ -280,14 +280,14 @@ func parseLeaseID(text string) (*slots.ID, error) {
 }
 
 // StoredLeaseID returns the ID of the lease with the number fence on the bucket of request. Use it in tools that read
-// leases from the table and release them. request must be in the stored form: [Limit.ForStored] or [Limit.Global]. An
-// Acquire for several limits has one lease on each of their buckets, and the ID is for one of them. StoredLeaseID
+// leases from the table and release them. request must be in the stored form: [Limit.ForStoredKey] or [Limit.Global].
+// An Acquire for several limits has one lease on each of their buckets, and the ID is for one of them. StoredLeaseID
 // returns an error that wraps ErrInvalidLease for a fence below 1, and ErrInvalidRequest for a key that is not in the
 // stored form.
 func StoredLeaseID(request Request, fence int64) (string, error) {
 	switch {
 	case request.limit.isZero() || !request.stored && !request.global:
-		return "", fmt.Errorf("%w: the lease of %v; name the bucket with ForStored", ErrInvalidRequest, request)
+		return "", fmt.Errorf("%w: the lease of %v; name the bucket with ForStoredKey", ErrInvalidRequest, request)
 	case fence < 1:
 		return "", fmt.Errorf("%w: the fencing number is %d; use one that the table has", ErrInvalidLease, fence)
 	}

@@ -28,9 +28,9 @@ type definition struct {
 	terms  bucket.Terms // of a row of a bucket
 	shards int          // how many rows a bucket has
 
-	// plain is whether tokens arrive in steps, without a calendar or eras, and cost 1 each, as for most limits.
+	// plain is whether tokens arrive in steps, without a calendar or revisions, and cost 1 each, as for most limits.
 	plain bool
-	// seeded is whether the phase of the windows is derived from the key, in at least one era.
+	// seeded is whether the phase of the windows is derived from the key, in at least one revision.
 	seeded bool
 }
 
@@ -42,9 +42,9 @@ type incomparable struct{ Policy }
 //
 // A new kind of policy is one file with its type, and an entry in newText and, if it has a bucket.Kind of its own, in
 // kindOf. Some packages show kinds in their own ways: httplimit (quota.go, refusal.go, client/ratelimit.js),
-// cmd/ratelimit/internal/policytext, and admin (preview.go and its form). A bucket.Kind whose rows hold more than value and ts also
-// needs bucket.Parts, a column, buckets_prune.sql and internal/engine/reserved. Without a function of its own
-// (bucket.Statement), its rows are locked and decided in Go.
+// cmd/ratelimit/internal/policytext, and admin (preview.go and its form). A bucket.Kind whose rows hold more than value
+// and ts also needs bucket.Parts, a column, buckets_prune.sql and internal/engine/reserved. Without a function of its
+// own (bucket.Statement), its rows are locked and decided in Go.
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {
 	d := definition{name: name, policy: policy, terms: t, shards: shardsOf(policy), plain: t.Kind == (bucket.Steps{}) &&
 		!t.HasSpan(), seeded: bucket.IsSeeded(&t)}
@@ -151,11 +151,11 @@ func (l Limit) For(key string) Request { return Request{limit: l, key: key, cost
 // Global returns a request for one token from the limit's only bucket without a key.
 func (l Limit) Global() Request { return Request{limit: l, global: true, cost: 1} }
 
-// ForStored returns a request for one token from the bucket of a key in its stored form, as in [Limiter.StoredKey] and
-// [Refusal]. That is an HMAC if [Config.HashKey] is set, and "" for Global. Use it in tools and pages that read keys
-// from tables. Never pass it a key from a client, because the client could then choose the bucket. A Limiter needs no
-// secret for a call whose keys are all in the stored form.
-func (l Limit) ForStored(key string) Request {
+// ForStoredKey returns a request for one token from the bucket of a key in its stored form, as in [Limiter.StoredKey]
+// and [Refusal]. That is an HMAC if [Config.HashKey] is set, and "" for Global. Use it in tools and pages that read
+// keys from tables. Never pass it a key from a client, because the client could then choose the bucket. A Limiter needs
+// no secret for a call whose keys are all in the stored form.
+func (l Limit) ForStoredKey(key string) Request {
 	return Request{limit: l, key: key, stored: true, cost: 1}
 }
 
@@ -197,12 +197,12 @@ func (r Request) Tokens() float64 { return r.cost }
 // Times returns the request with n times its cost.
 func (r Request) Times(n float64) Request { return r.Cost(r.cost * n) }
 
-// Within returns the request with a bound on its wait: [Limiter.Reserve] refuses, and takes nothing, if this limit's
+// MaxWait returns the request with a bound on its wait: [Limiter.Reserve] refuses, and takes nothing, if this limit's
 // tokens would be repaid, or its pause would end, later than d after the decision. To bound the whole call, bound each
 // of its requests. d counts in whole microseconds, and at least one, so with a d of 0 the tokens must be available now.
 // After such a refusal RetryAfter is the time until the wait is short enough. CheckReserve answers as Reserve does.
 // Other calls take only what is available, so the bound has no effect on them.
-func (r Request) Within(d time.Duration) Request {
+func (r Request) MaxWait(d time.Duration) Request {
 	r.within = max(d.Truncate(time.Microsecond), time.Microsecond)
 	return r
 }

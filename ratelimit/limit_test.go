@@ -137,12 +137,12 @@ func wrongPolicies() []wrong {
 		{sliding{Rate: 5, Period: time.Minute, Slices: -1}, "its Slices is -1"},
 		{sliding{Rate: 5, Period: second, Slices: 60}, "leave out Slices for 50, or set it to a number that divides 1000000"},
 		{slots{}, "from 1 to 1000 slots"},
-		{slots{Most: -1}, "its Most is -1"},
-		{slots{Most: 1001}, "its Most is 1001"},
-		{slots{Most: 1, Lease: 30}, "its Lease is 30ns"},
-		{slots{Most: 1, Lease: second + 500}, "its Lease is 1.0000005s"},
-		{slots{Most: 1, Lease: ratelimit.Day + 10*time.Microsecond}, "its Lease is 24h0m0.00001s"},
-		{slots{Most: 1, Lease: -time.Minute}, "its Lease is -1m0s"},
+		{slots{Slots: -1}, "its Slots is -1"},
+		{slots{Slots: 1001}, "its Slots is 1001"},
+		{slots{Slots: 1, Lease: 30}, "its Lease is 30ns"},
+		{slots{Slots: 1, Lease: second + 500}, "its Lease is 1.0000005s"},
+		{slots{Slots: 1, Lease: ratelimit.Day + 10*time.Microsecond}, "its Lease is 24h0m0.00001s"},
+		{slots{Slots: 1, Lease: -time.Minute}, "its Lease is -1m0s"},
 	}
 	for _, start := range []time.Time{
 		time.Date(0, 12, 31, 0, 0, 0, 0, time.UTC), time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC),
@@ -163,8 +163,8 @@ func TestNewLimitAcceptsTheDocumentedRange(t *testing.T) {
 		tokens{Rate: 1e-9, Period: century},
 		windows{Rate: 1, Period: century, Start: time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)},
 		windows{Rate: 1, Period: time.Microsecond, Start: time.Date(1, 1, 1, 0, 0, 0, 1, time.UTC)},
-		slots{Most: 1000, Lease: ratelimit.Day},
-		slots{Most: 1, Lease: time.Millisecond},
+		slots{Slots: 1000, Lease: ratelimit.Day},
+		slots{Slots: 1, Lease: time.Millisecond},
 	}
 	for rate := range 1000 {
 		policies = append(policies, windows{Rate: float64(rate + 1), Period: century})
@@ -199,7 +199,7 @@ type noted struct {
 func TestEqualLimitsAreOfOneNameAndOnePolicy(t *testing.T) {
 	t.Parallel()
 	bucket, window, slide := ratelimit.PerSecond(5), windows{Rate: 100, Period: time.Hour}, sliding{Rate: 5, Period: time.Minute}
-	monthly, jobs := calendar{Rate: 5, Resets: ratelimit.Monthly}, slots{Most: 4}
+	monthly, jobs := calendar{Rate: 5, Resets: ratelimit.Monthly}, slots{Slots: 4}
 	for value, pointer := range map[ratelimit.Policy]ratelimit.Policy{
 		bucket: &bucket, window: &window, slide: &slide, monthly: &monthly, jobs: &jobs,
 	} {
@@ -222,7 +222,7 @@ func TestEqualLimitsAreOfOneNameAndOnePolicy(t *testing.T) {
 	again := uncomparable
 	require.True(t, again == uncomparable)
 	require.Equal(t, noted{ratelimit.PerSecond(5), []string{"for the demo"}}, again.Policy())
-	_, d := again.For("key").Full(at).Take(at, 5)
+	_, d := again.For("key").FullValue(at).Take(at, 5)
 	require.True(t, d.Allowed)
 	require.True(t, d.States[0].Limit == uncomparable)
 }
@@ -232,7 +232,7 @@ func TestFixedWindowWithoutStart(t *testing.T) {
 	t.Parallel()
 	policy := ratelimit.FixedWindow{Rate: 5, Period: time.Hour}
 	begin := func(name, key string) time.Time { // of the window that at is in
-		_, d := ratelimit.Define(name, policy).For(key).Full(at).Take(at, 5)
+		_, d := ratelimit.Define(name, policy).For(key).FullValue(at).Take(at, 5)
 		require.True(t, d.Allowed)
 		return at.Add(d.ResetAfter - time.Hour)
 	}

@@ -141,7 +141,7 @@ type listener struct {
 }
 
 func (l *listener) Observe(_ context.Context, event ratelimit.Event) {
-	*l.heard = append(*l.heard, l.name+" "+event.(ratelimit.Mended).Limit)
+	*l.heard = append(*l.heard, l.name+" "+event.(ratelimit.ClockRepaired).Limit)
 }
 
 func TestObservers(t *testing.T) {
@@ -150,7 +150,7 @@ func TestObservers(t *testing.T) {
 	first, second := &listener{"first", &heard}, &listener{"second", &heard}
 	var none *listener
 
-	ratelimit.Observers(nil, first, none, second).Observe(t.Context(), ratelimit.Mended{Limit: "uploads"})
+	ratelimit.Observers(nil, first, none, second).Observe(t.Context(), ratelimit.ClockRepaired{Limit: "uploads"})
 	require.Equal(t, []string{"first uploads", "second uploads"}, heard)
 
 	require.Same(t, second, ratelimit.Observers(nil, second), "one needs nobody in between")
@@ -161,7 +161,7 @@ func TestObservers(t *testing.T) {
 // An Observer that panics at each event of the background work ends neither the process nor that work.
 func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
 	t.Parallel()
-	slot := ratelimit.Define("slot", ratelimit.Concurrency{Most: 1, Lease: 3 * time.Second})
+	slot := ratelimit.Define("slot", ratelimit.Concurrency{Slots: 1, Lease: 3 * time.Second})
 	synctest.Test(t, func(t *testing.T) {
 		observer := &broken{panicked: make(map[string]int)}
 		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Observer: observer})
@@ -171,6 +171,6 @@ func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
 			return ctx.Err()
 		}, slot.For("key")))
 		require.NoError(t, limiter.Close(t.Context()))
-		require.GreaterOrEqual(t, observer.panicked["ratelimit.Leased"], 9+1, "the last is the release")
+		require.GreaterOrEqual(t, observer.panicked["ratelimit.LeaseChanged"], 9+1, "the last is the release")
 	})
 }

@@ -20,9 +20,9 @@ type Observer interface {
 	Observe(ctx context.Context, event Event)
 }
 
-// Event is one of [Decided], [Settlement], [Leased], [Failed], [Transacted], [Conflicted], [Batched], [Queued],
-// [Pruned], [Mended], [Redefined], [PlanWithoutRule], [Answered], [RulesLoaded], [RulesChecked] and
-// [ShareChanged]. Ignore other events, because more may be added.
+// Event is one of [Decided], [Settlement], [LeaseChanged], [Failed], [Transacted], [Conflicted], [Batched],
+// [QueueWait], [Pruned], [ClockRepaired], [PolicyConflict], [PlanWithoutRule], [Answered], [RulesLoaded],
+// [RulesChecked] and [ShareChanged]. Ignore other events, because more may be added.
 type Event interface{ event() }
 
 // Decided is a decision, allowed or refused. A failed call is a Failed.
@@ -53,8 +53,8 @@ type Settlement struct {
 	Pending bool
 }
 
-// Leased is the result of RenewLease or Release for a lease on slots of one limit.
-type Leased struct {
+// LeaseChanged is the result of RenewLease or Release for a lease on slots of one limit.
+type LeaseChanged struct {
 	// Verb is "renew_lease" or "release".
 	Verb string
 	// Limit is the limit's name.
@@ -117,8 +117,8 @@ type Batched struct {
 	Elapsed time.Duration
 }
 
-// Queued is a wait in the queue of a bucket, behind transactions of this or other processes.
-type Queued struct {
+// QueueWait is a wait in the queue of a bucket, behind transactions of this or other processes.
+type QueueWait struct {
 	// Waited is the duration of the wait.
 	Waited time.Duration
 }
@@ -131,18 +131,18 @@ type Pruned struct {
 	Elapsed time.Duration
 }
 
-// Mended is a bucket that refused a call because a wrong clock had written a ts in the future. The bucket now counts
-// from the present.
-type Mended struct {
+// ClockRepaired is a bucket that refused a call because a wrong clock had written a ts in the future. The bucket now
+// counts from the present.
+type ClockRepaired struct {
 	// Limit is the name of the bucket's limit.
 	Limit string
 }
 
-// Redefined is a limit name that a Limiter has used with two policies. They share the buckets of the name, and the
+// PolicyConflict is a limit name that a Limiter has used with two policies. They share the buckets of the name, and the
 // latest call decides the capacity. This is usually a mistake: one name for two limits. To give one name several
 // policies, such as plans, use rules in [Config.Policies]. It is reported once for each name, also if the call fails.
 // Without an Observer, it is a warning of slog's default logger.
-type Redefined struct {
+type PolicyConflict struct {
 	// Limit is the name.
 	Limit string
 	// Before is the first policy of the name, and Policy the new one.
@@ -218,15 +218,15 @@ type ShareChanged struct {
 
 func (Decided) event()         {}
 func (Settlement) event()      {}
-func (Leased) event()          {}
+func (LeaseChanged) event()    {}
 func (Failed) event()          {}
 func (Transacted) event()      {}
 func (Conflicted) event()      {}
 func (Batched) event()         {}
-func (Queued) event()          {}
+func (QueueWait) event()       {}
 func (Pruned) event()          {}
-func (Mended) event()          {}
-func (Redefined) event()       {}
+func (ClockRepaired) event()   {}
+func (PolicyConflict) event()  {}
 func (PlanWithoutRule) event() {}
 func (Answered) event()        {}
 func (RulesLoaded) event()     {}

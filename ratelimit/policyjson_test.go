@@ -60,8 +60,8 @@ func writtenPolicies() []written {
 			"9 per year in UTC from April 31 on, up to 1 owed",
 			`{"kind":"calendar window","rate":9,"resets":"year","first_day":31,"first_month":"april","max_reserved":1}`,
 		},
-		{slots{Most: 5}, "5 at a time, leases of 1m", `{"kind":"concurrency","most":5}`},
-		{slots{Most: 5, Lease: 30 * second}, "5 at a time, leases of 30s", `{"kind":"concurrency","most":5,"lease":"30s"}`},
+		{slots{Slots: 5}, "5 at a time, leases of 1m", `{"kind":"concurrency","slots":5}`},
+		{slots{Slots: 5, Lease: 30 * second}, "5 at a time, leases of 30s", `{"kind":"concurrency","slots":5,"lease":"30s"}`},
 	}
 }
 
@@ -115,7 +115,7 @@ func FuzzPolicyText(f *testing.F) {
 		require.NoError(t, err)
 		again, err := ratelimit.UnmarshalPolicy(written)
 		require.NoError(t, err)
-		require.Equal(t, ratelimit.Define("a", policy).Numbers(), ratelimit.Define("a", again).Numbers())
+		require.Equal(t, ratelimit.Define("a", policy).Spec(), ratelimit.Define("a", again).Spec())
 		require.Equal(t, policy.String(), again.String())
 		rewritten, err := ratelimit.MarshalPolicy(again)
 		require.NoError(t, err)
@@ -172,19 +172,19 @@ func TestErrorsOfPoliciesNameTheFieldAndAValidValue(t *testing.T) {
 
 func TestNumbersOfEveryKind(t *testing.T) {
 	t.Parallel()
-	for want, policy := range map[ratelimit.Numbers]ratelimit.Policy{
-		{Kind: "token bucket", Most: 50, Rate: 10, Period: time.Minute, MaxOwed: 7, Shards: 4}: ratelimit.TokenBucket{
+	for want, policy := range map[ratelimit.Spec]ratelimit.Policy{
+		{Kind: "token bucket", Capacity: 50, Rate: 10, Period: time.Minute, MaxDebt: 7, Shards: 4}: ratelimit.TokenBucket{
 			Rate: 10, Period: time.Minute, Capacity: 50, MaxReserved: 7, Shards: 4,
 		},
-		{Kind: "token bucket", Most: 0, Rate: 10, Period: time.Minute, MaxOwed: 7, Shards: 1}: ratelimit.TokenBucket{
+		{Kind: "token bucket", Capacity: 0, Rate: 10, Period: time.Minute, MaxDebt: 7, Shards: 1}: ratelimit.TokenBucket{
 			Rate: 10, Period: time.Minute, Capacity: ratelimit.None, MaxReserved: 7,
 		},
-		{Kind: "fixed window", Most: 5, Rate: 5, Period: time.Hour, Shards: 1}:                                               ratelimit.FixedWindow{Rate: 5, Period: time.Hour, MaxReserved: ratelimit.None},
-		{Kind: "sliding window", Most: 5, Rate: 5, Period: time.Hour, Shards: 1}:                                             ratelimit.SlidingWindow{Rate: 5, Period: time.Hour},
-		{Kind: "calendar window", Most: 5, Rate: 5, Period: ratelimit.Week, Resets: ratelimit.Weekly, MaxOwed: 5, Shards: 1}: ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Weekly},
-		{Kind: "concurrency", Most: 5, Rate: 5, Period: time.Minute, Shards: 1}:                                              ratelimit.Concurrency{Most: 5},
+		{Kind: "fixed window", Capacity: 5, Rate: 5, Period: time.Hour, Shards: 1}:                                               ratelimit.FixedWindow{Rate: 5, Period: time.Hour, MaxReserved: ratelimit.None},
+		{Kind: "sliding window", Capacity: 5, Rate: 5, Period: time.Hour, Shards: 1}:                                             ratelimit.SlidingWindow{Rate: 5, Period: time.Hour},
+		{Kind: "calendar window", Capacity: 5, Rate: 5, Period: ratelimit.Week, Resets: ratelimit.Weekly, MaxDebt: 5, Shards: 1}: ratelimit.CalendarWindow{Rate: 5, Resets: ratelimit.Weekly},
+		{Kind: "concurrency", Capacity: 5, Rate: 5, Period: time.Minute, Shards: 1}:                                              ratelimit.Concurrency{Slots: 5},
 	} {
-		require.Equal(t, want, ratelimit.Define("a", policy).Numbers())
+		require.Equal(t, want, ratelimit.Define("a", policy).Spec())
 	}
 	for most, policy := range map[float64]ratelimit.Policy{ // owed by default: the tokens of a century, or the most that is possible
 		36525 * 86400:   ratelimit.PerSecond(1),
@@ -193,9 +193,9 @@ func TestNumbersOfEveryKind(t *testing.T) {
 		36525 * 3.0 / 7: ratelimit.TokenBucket{Rate: 3, Period: ratelimit.Week, Capacity: ratelimit.None},
 		36525 * 48:      ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Capacity: 7},
 	} {
-		require.InEpsilon(t, most, ratelimit.Define("a", policy).Numbers().MaxOwed, 1e-12)
+		require.InEpsilon(t, most, ratelimit.Define("a", policy).Spec().MaxDebt, 1e-12)
 	}
-	require.Zero(t, ratelimit.Limit{}.Numbers())
+	require.Zero(t, ratelimit.Limit{}.Spec())
 }
 
 // TestScaledPoliciesStayValid promises one factor for all numbers of a policy, and one token.
@@ -211,9 +211,9 @@ func TestScaledPoliciesStayValid(t *testing.T) {
 		{ratelimit.FixedWindow{Rate: 10, Period: minute, MaxReserved: ratelimit.None}, 2, ratelimit.FixedWindow{Rate: 20, Period: minute, MaxReserved: ratelimit.None}},
 		{ratelimit.SlidingWindow{Rate: 10, Period: minute}, 0.1, ratelimit.SlidingWindow{Rate: 1, Period: minute}},
 		{ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily}, 3, ratelimit.CalendarWindow{Rate: 30, Resets: ratelimit.Daily}},
-		{ratelimit.Concurrency{Most: 5}, 1.5, ratelimit.Concurrency{Most: 7}},
-		{ratelimit.Concurrency{Most: 5}, 0.1, ratelimit.Concurrency{Most: 1}},
-		{ratelimit.Concurrency{Most: 5}, 1e6, ratelimit.Concurrency{Most: 1000}},
+		{ratelimit.Concurrency{Slots: 5}, 1.5, ratelimit.Concurrency{Slots: 7}},
+		{ratelimit.Concurrency{Slots: 5}, 0.1, ratelimit.Concurrency{Slots: 1}},
+		{ratelimit.Concurrency{Slots: 5}, 1e6, ratelimit.Concurrency{Slots: 1000}},
 		{ratelimit.TokenBucket{Rate: 1e10, Period: minute, Capacity: 1e11}, 1e6, ratelimit.TokenBucket{Rate: 1e11, Period: minute, Capacity: 1e12}},
 		{ratelimit.TokenBucket{Rate: 10, Period: minute, Capacity: ratelimit.None}, 2, ratelimit.TokenBucket{Rate: 20, Period: minute, Capacity: ratelimit.None}},
 		{ratelimit.FixedWindow{Rate: 1, Period: minute, Start: time.Unix(7, 0), Shards: 2}, 2, ratelimit.FixedWindow{Rate: 2, Period: minute, Start: time.Unix(7, 0), Shards: 2}},

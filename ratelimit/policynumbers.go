@@ -7,12 +7,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 )
 
-// Numbers are what all kinds of policy have in common.
-type Numbers struct {
+// Spec are what all kinds of policy have in common.
+type Spec struct {
 	// Kind is the kind of policy, as MarshalPolicy writes it.
 	Kind Kind
-	// Most is the maximum number of tokens at once: the largest cost that Take accepts, or the number of slots.
-	Most float64
+	// Capacity is the maximum number of tokens at once: the largest cost that Take accepts, or the number of slots.
+	Capacity float64
 	// Rate is the number of tokens that are added each Period. For a [SlidingWindow], it is the most in any Period. For a
 	// [Concurrency], it is the number of slots.
 	Rate float64
@@ -21,21 +21,21 @@ type Numbers struct {
 	Period time.Duration
 	// Resets is the length of a window of a [CalendarWindow]. It is empty for other kinds.
 	Resets Calendar
-	// MaxOwed is the maximum number of tokens that Reserve can owe.
-	MaxOwed float64
+	// MaxDebt is the maximum number of tokens that Reserve can owe.
+	MaxDebt float64
 	// Shards is the number of rows of a bucket.
 	Shards int
 }
 
-// Numbers returns the numbers of the limit's policy. The zero Limit has zero Numbers.
-func (l Limit) Numbers() Numbers {
+// Spec returns the numbers of the limit's policy. The zero Limit has zero Spec.
+func (l Limit) Spec() Spec {
 	if l.isZero() {
-		return Numbers{}
+		return Spec{}
 	}
 	d := l.definition()
 	t := timesTokens(d.terms, float64(d.shards))
-	n := Numbers{
-		Kind: kindOf(&t), Most: t.Capacity, Rate: t.Rate, MaxOwed: t.MaxOwed, Shards: d.shards,
+	n := Spec{
+		Kind: kindOf(&t), Capacity: t.Capacity, Rate: t.Rate, MaxDebt: t.MaxOwed, Shards: d.shards,
 		Period: time.Duration(float64(t.Step)*t.Steps) * time.Microsecond,
 	}
 	if p, ok := l.Policy().(CalendarWindow); ok {

@@ -119,16 +119,16 @@ func (r *reports) tell(ctx context.Context, event Event) {
 	}
 }
 
-// redefined reports to the Observer, or otherwise to slog, that one name has two policies. It does not wait for the end
-// of a transaction.
-func (r *reports) redefined(ctx context.Context, before, limit Limit) {
+// policyConflict reports to the Observer, or otherwise to slog, that one name has two policies. It does not wait for
+// the end of a transaction.
+func (r *reports) policyConflict(ctx context.Context, before, limit Limit) {
 	if r.observer == nil {
 		slog.WarnContext(ctx, "ratelimit: one name, two policies; give each limit its own name",
 			slog.String("limit", limit.Name()),
 			slog.String("before", before.Policy().String()), slog.String("policy", limit.Policy().String()))
 		return
 	}
-	r.observer.Observe(ctx, Redefined{Limit: limit.Name(), Before: before.Policy(), Policy: limit.Policy()})
+	r.observer.Observe(ctx, PolicyConflict{Limit: limit.Name(), Before: before.Policy(), Policy: limit.Policy()})
 }
 
 // isUndone reports whether a rollback makes an event untrue. Refusals, failures and lost leases changed nothing, so
@@ -137,7 +137,7 @@ func isUndone(event Event) bool {
 	switch e := event.(type) {
 	case Decided:
 		return e.Decision.Allowed
-	case Leased:
+	case LeaseChanged:
 		return !e.Lost
 	case Failed:
 		return false

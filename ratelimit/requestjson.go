@@ -20,7 +20,7 @@ type requestText struct {
 //	[{"limit":"mail","key":"ada","plan":"pro","cost":5,"policy":{"kind":"token bucket","rate":10,"period":"1s"}}]
 //
 // Keys are in their stored form, as [Limiter.StoredKey] returns it. The policy is the definition in the code, as
-// [MarshalPolicy] writes it. [Request.Within] is left out, because it is about one call. MarshalRequests returns the
+// [MarshalPolicy] writes it. [Request.MaxWait] is left out, because it is about one call. MarshalRequests returns the
 // errors of a call with these requests.
 func (l *Limiter) MarshalRequests(requests ...Request) ([]byte, error) {
 	texts := make([]requestText, len(requests))
@@ -65,7 +65,7 @@ func (l *Limiter) UnmarshalRequests(data []byte) ([]Request, error) {
 		if last := l.policies.last(t.Limit); last != nil {
 			limit = *last
 		}
-		requests[i] = limit.ForStored(t.Key).Plan(t.Plan).Cost(t.Cost)
+		requests[i] = limit.ForStoredKey(t.Key).Plan(t.Plan).Cost(t.Cost)
 	}
 	return requests, nil
 }

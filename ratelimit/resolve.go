@@ -69,7 +69,7 @@ func subjectOf(ctx context.Context, l *Limiter, verb string, r *Request, key str
 	}
 	d := r.limit.made.Value()
 	if other := l.policies.note(d.name, r.limit); other != nil {
-		l.reports.redefined(ctx, *other, r.limit)
+		l.reports.policyConflict(ctx, *other, r.limit)
 	}
 	rule := ruleFor(ctx, l, verb, r.limit, r.plan, key)
 	if rule == nil {
@@ -126,16 +126,16 @@ func (c *Config) estimate() int64 {
 
 // needsNow reports whether the rule depends on the time.
 func (r *Ruling) needsNow() bool {
-	return r.pausedUntil > bucket.MinInstant || len(r.eras) > 1
+	return r.pausedUntil > bucket.MinInstant || len(r.revisions) > 1
 }
 
-// holding returns the era in effect at now.
-func (r *Ruling) holding(now int64) *era {
-	i := len(r.eras) - 1
-	for i > 0 && r.eras[i].from > now {
+// holding returns the revision in effect at now.
+func (r *Ruling) holding(now int64) *revision {
+	i := len(r.revisions) - 1
+	for i > 0 && r.revisions[i].from > now {
 		i--
 	}
-	return &r.eras[i]
+	return &r.revisions[i]
 }
 
 // isRuledAs reports whether another request for the same bucket is under the same rule, or under an older version of
@@ -144,8 +144,8 @@ func (s *subject) isRuledAs(o *subject) bool {
 	return s.rule != nil && o.rule != nil && s.plan == o.plan
 }
 
-// eraOf returns the era of the terms t. It can differ from the era at which the request was resolved.
-func (s *subject) eraOf(t *bucket.Terms) *era { return &s.rule.eras[t.Era] }
+// revisionOf returns the revision of the terms t. It can differ from the revision at which the request was resolved.
+func (s *subject) revisionOf(t *bucket.Terms) *revision { return &s.rule.revisions[t.Era] }
 
 // madeElsewhere is the policy of a limit if only its terms are known.
 type madeElsewhere struct{}

@@ -73,17 +73,17 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Spread returns a random duration from 0 up to, but not including, span. It returns 0 if span is not above 0. Add it
+// Jitter returns a random duration from 0 up to, but not including, span. It returns 0 if span is not above 0. Add it
 // to a RetryAfter or ReadyAt that many callers share, so that they do not all return at once. Do not subtract it: a
 // caller that returns early is refused.
-func Spread(span time.Duration) time.Duration {
+func Jitter(span time.Duration) time.Duration {
 	if span <= 0 {
 		return 0
 	}
 	return rand.N(span)
 }
 
-// SpreadFor is a Spread that is partly fixed: identity determines share of the span, from 0 to 1, and chance the rest.
+// JitterFor is a Jitter that is partly fixed: identity determines share of the span, from 0 to 1, and chance the rest.
 // So each client returns in the same place among the others at every call and from every process, and different clients
 // in different places.
 //
@@ -91,16 +91,16 @@ func Spread(span time.Duration) time.Duration {
 //
 // A share of 1 leaves nothing to chance, and a share of 0 everything. A share above 1 counts as 1. A share below 0, or
 // not a number, counts as 0.
-func SpreadFor(identity string, span time.Duration, share float64) time.Duration {
+func JitterFor(identity string, span time.Duration, share float64) time.Duration {
 	if span <= 0 {
 		return 0
 	}
 	if !(share > 0) {
-		return Spread(span)
+		return Jitter(span)
 	}
 	fixed := min(time.Duration(float64(span)*min(share, 1)), span)
 	own := min(time.Duration(place(identity)*float64(fixed)), max(fixed-1, 0)) // rounding may reach fixed
-	return own + Spread(span-fixed)
+	return own + Jitter(span-fixed)
 }
 
 // place returns a number in [0, 1) that depends only on identity.

@@ -41,7 +41,7 @@ type Policies interface {
 func ShadowLimits(limits ...Limit) Policies {
 	all := make(shadowLimits, len(limits))
 	for _, limit := range limits {
-		rule, err := NewRuling(limit, RulingConfig{Eras: []Era{{Mode: Shadow}}})
+		rule, err := NewRuling(limit, RulingConfig{Revisions: []Revision{{Mode: Shadow}}})
 		if err != nil {
 			panic(err)
 		}
@@ -92,11 +92,11 @@ const (
 	ResetTokens OnChange = "reset"
 )
 
-// Era is a policy and the instant from which it is in effect, until the next era.
-type Era struct {
-	// From is the instant, on the database's clock. In the first era of a ruling it is ignored: that era is in effect
-	// until the second one.
-	From time.Time
+// Revision is a policy and the instant from which it is in effect, until the next revision.
+type Revision struct {
+	// EffectiveAt is the instant, on the database's clock. In the first revision of a ruling it is ignored: that revision
+	// is in effect until the second one.
+	EffectiveAt time.Time
 	// Policy is the policy. Defaults to nil: the definition in the code.
 	Policy Policy
 	// Mode defaults to On.
@@ -106,17 +106,19 @@ type Era struct {
 	Name string
 	// Unit is the unit of a token, such as "requests" or "tokens". Decisions report it as State.Unit.
 	Unit string
-	// OnChange defaults to CarryUsage for a window, and to KeepTokens for a token bucket. In the first era it is ignored.
-	// If an era has another kind of policy or another number of Shards than the era before it, it must be ResetTokens.
+	// OnChange defaults to CarryUsage for a window, and to KeepTokens for a token bucket. In the first revision it is
+	// ignored. If a revision has another kind of policy or another number of Shards than the revision before it, it must
+	// be ResetTokens.
 	OnChange OnChange
 }
 
 // RulingConfig holds the settings of a ruling.
 type RulingConfig struct {
-	// Name is the name of the rule that the ruling is made from. Eras without a name use it.
+	// Name is the name of the rule that the ruling is made from. Revisions without a name use it.
 	Name string
-	// Eras are the policies of the ruling, sorted by From. Defaults to one era with the definition in the code.
-	Eras []Era
+	// Revisions are the policies of the ruling, sorted by EffectiveAt. Defaults to one revision with the definition in the
+	// code.
+	Revisions []Revision
 	// PausedUntil is the end of a pause, on the database's clock. Until then Take and Check refuse, and reserved work is
 	// not ready. Tokens are added meanwhile, and Reset does not end the pause. The zero time means no pause.
 	PausedUntil time.Time
@@ -129,12 +131,12 @@ type RulingConfig struct {
 type Ruling struct {
 	config      RulingConfig
 	limit       string
-	eras        []era
+	revisions   []revision
 	pausedUntil int64 // microseconds since 1970
 }
 
-// era is a checked Era.
-type era struct {
+// revision is a checked Revision.
+type revision struct {
 	from  int64
 	limit Limit
 	mode  Mode
@@ -150,34 +152,34 @@ func NewRuling(limit Limit, config RulingConfig) (*Ruling, error) {
 	if limit.isZero() {
 		return invalid("the limit is the zero Limit; make it with Define or NewLimit")
 	}
-	if len(config.Eras) == 0 {
-		config.Eras = []Era{{}}
+	if len(config.Revisions) == 0 {
+		config.Revisions = []Revision{{}}
 	}
-	config.Eras = slices.Clone(config.Eras)
-	r := &Ruling{config: config, limit: limit.Name(), eras: make([]era, len(config.Eras))}
-	changes := make([]bucket.Change, len(config.Eras))
-	for i, e := range config.Eras {
+	config.Revisions = slices.Clone(config.Revisions)
+	r := &Ruling{config: config, limit: limit.Name(), revisions: make([]revision, len(config.Revisions))}
+	changes := make([]bucket.Change, len(config.Revisions))
+	for i, e := range config.Revisions {
 		of, change, err := e.check(limit)
 		if err != nil {
-			return invalid("era %d: %w", i, err)
+			return invalid("revision %d: %w", i, err)
 		}
-		from := clampInstant(e.From)
+		from := clampInstant(e.EffectiveAt)
 		switch {
 		case i == 0:
 			from = bucket.MinInstant
-		case from <= r.eras[i-1].from:
-			return invalid("era %d is from %v on, which is not after the one before it; sort them", i, e.From)
+		case from <= r.revisions[i-1].from:
+			return invalid("revision %d is from %v on, which is not after the one before it; sort them", i, e.EffectiveAt)
 		}
 		if of.name == "" && !(arg.IsNil(e.Policy) && of.mode == On) {
 			of.name = config.Name
 		}
 		if i > 0 {
-			if err := checkChange(r.eras[i-1].limit, of.limit, change); err != nil {
-				return invalid("era %d: %w", i, err)
+			if err := checkChange(r.revisions[i-1].limit, of.limit, change); err != nil {
+				return invalid("revision %d: %w", i, err)
 			}
 		}
-		r.eras[i], changes[i] = of, change
-		r.eras[i].from = from
+		r.revisions[i], changes[i] = of, change
+		r.revisions[i].from = from
 	}
 	r.link(changes)
 	return r.Paused(config.PausedUntil, config.PauseReason), nil
@@ -196,15 +198,15 @@ func checkChange(from, to Limit, change bucket.Change) error {
 	return nil
 }
 
-// check returns the checked era, and its change, for the limit.
-func (e Era) check(limit Limit) (era, bucket.Change, error) {
-	of := era{limit: limit, mode: e.Mode, name: e.Name, unit: e.Unit}
+// check returns the checked revision, and its change, for the limit.
+func (e Revision) check(limit Limit) (revision, bucket.Change, error) {
+	of := revision{limit: limit, mode: e.Mode, name: e.Name, unit: e.Unit}
 	switch e.Mode {
 	case "":
 		of.mode = On
 	case On, Shadow, Off:
 	default:
-		return era{}, 0, fmt.Errorf("its mode is %.20q; use on, shadow or off", string(e.Mode))
+		return revision{}, 0, fmt.Errorf("its mode is %.20q; use on, shadow or off", string(e.Mode))
 	}
 	if !arg.IsNil(e.Policy) {
 		var err error
@@ -218,7 +220,7 @@ func (e Era) check(limit Limit) (era, bucket.Change, error) {
 	}
 	change, known := changes[cmp.Or(e.OnChange, usualChange(of.limit))]
 	if !known {
-		return era{}, 0, fmt.Errorf("its change is %.20q; use carry, keep, scale, add or reset", string(e.OnChange))
+		return revision{}, 0, fmt.Errorf("its change is %.20q; use carry, keep, scale, add or reset", string(e.OnChange))
 	}
 	return of, change, nil
 }
@@ -226,27 +228,27 @@ func (e Era) check(limit Limit) (era, bucket.Change, error) {
 // usualChange returns the meaning of an empty OnChange. The tokens of a token bucket are about time, not usage: its
 // rate counts at once.
 func usualChange(limit Limit) OnChange {
-	if limit.Numbers().Kind == KindTokenBucket {
+	if limit.Spec().Kind == KindTokenBucket {
 		return KeepTokens
 	}
 	return CarryUsage
 }
 
-// link stores all eras of the ruling in the terms of each era. They are terms of as many rows as that era has: a
-// process whose clock differs asks these rows in another era, too, and together they have to give what one bucket
-// gives.
+// link stores all revisions of the ruling in the terms of each revision. They are terms of as many rows as that
+// revision has: a process whose clock differs asks these rows in another revision, too, and together they have to give
+// what one bucket gives.
 func (r *Ruling) link(changes []bucket.Change) {
-	if len(r.eras) == 1 {
+	if len(r.revisions) == 1 {
 		return
 	}
-	apart := slices.Clone(r.eras)
+	apart := slices.Clone(r.revisions)
 	for i, e := range apart {
-		eras := make([]bucket.Era, len(apart))
+		revisions := make([]bucket.Era, len(apart))
 		for j, of := range apart {
 			terms := timesTokens(of.limit.terms(), float64(of.limit.definition().shards)/float64(e.limit.definition().shards))
-			eras[j] = bucket.Era{From: of.from, Terms: terms, Change: changes[j]}
+			revisions[j] = bucket.Era{From: of.from, Terms: terms, Change: changes[j]}
 		}
-		r.eras[i].limit = limitOf(r.limit, e.limit.Policy(), bucket.NewEras(eras).Holding(e.from))
+		r.revisions[i].limit = limitOf(r.limit, e.limit.Policy(), bucket.NewEras(revisions).Holding(e.from))
 	}
 }
 
@@ -263,7 +265,7 @@ func (r *Ruling) Paused(until time.Time, reason string) *Ruling {
 // Config returns the settings of the ruling, so that a [Policies] can wrap another one and change its rulings.
 func (r *Ruling) Config() RulingConfig {
 	config := r.config
-	config.Eras = slices.Clone(config.Eras)
+	config.Revisions = slices.Clone(config.Revisions)
 	return config
 }
 

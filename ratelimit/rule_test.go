@@ -19,25 +19,25 @@ func TestNewRulingRejectsInvalidEras(t *testing.T) {
 		return ratelimit.TokenBucket{Rate: rate, Period: time.Minute, Shards: shards}
 	}
 	for name, test := range map[string]struct {
-		limit ratelimit.Limit
-		eras  []ratelimit.Era
-		says  string
+		limit     ratelimit.Limit
+		revisions []ratelimit.Revision
+		says      string
 	}{
 		"ZeroLimit":     {ratelimit.Limit{}, nil, "make it with Define or NewLimit"},
-		"Unsorted":      {limit, []ratelimit.Era{{}, {From: later}, {From: at}}, "era 2 is from"},
-		"AtOnce":        {limit, []ratelimit.Era{{}, {From: at}, {From: at}}, "sort them"},
-		"BeforeTheYear": {limit, []ratelimit.Era{{}, {}}, "era 1 is from"},
-		"Policy":        {limit, []ratelimit.Era{{Policy: ratelimit.PerMinute(-1)}}, "era 0: ratelimit: invalid limit"},
-		"Mode":          {limit, []ratelimit.Era{{Mode: "maybe"}}, "use on, shadow or off"},
-		"Change":        {limit, []ratelimit.Era{{}, {From: at, OnChange: "double"}}, "use carry, keep, scale, add or reset"},
-		"AnotherKind":   {limit, []ratelimit.Era{{}, {From: at, Policy: ratelimit.SlidingWindow{Rate: 10, Period: time.Minute}}}, "era 1: it changes the kind from token bucket to sliding window; set OnChange to reset"},
-		"CarriedKind":   {limit, []ratelimit.Era{{Policy: ratelimit.FixedWindow{Rate: 10, Period: time.Hour}}, {From: at, OnChange: ratelimit.CarryUsage}}, "from fixed window to token bucket"},
-		"MoreShards":    {limit, []ratelimit.Era{{}, {From: at, Policy: rows(10, 4), OnChange: ratelimit.AddTokens}}, "era 1: it changes Shards from 1 to 4; keep Shards as it is, or set OnChange to reset"},
-		"FewerShards":   {limit, []ratelimit.Era{{Policy: rows(10, 4)}, {From: at}}, "era 1: it changes Shards from 4 to 1"},
+		"Unsorted":      {limit, []ratelimit.Revision{{}, {EffectiveAt: later}, {EffectiveAt: at}}, "revision 2 is from"},
+		"AtOnce":        {limit, []ratelimit.Revision{{}, {EffectiveAt: at}, {EffectiveAt: at}}, "sort them"},
+		"BeforeTheYear": {limit, []ratelimit.Revision{{}, {}}, "revision 1 is from"},
+		"Policy":        {limit, []ratelimit.Revision{{Policy: ratelimit.PerMinute(-1)}}, "revision 0: ratelimit: invalid limit"},
+		"Mode":          {limit, []ratelimit.Revision{{Mode: "maybe"}}, "use on, shadow or off"},
+		"Change":        {limit, []ratelimit.Revision{{}, {EffectiveAt: at, OnChange: "double"}}, "use carry, keep, scale, add or reset"},
+		"AnotherKind":   {limit, []ratelimit.Revision{{}, {EffectiveAt: at, Policy: ratelimit.SlidingWindow{Rate: 10, Period: time.Minute}}}, "revision 1: it changes the kind from token bucket to sliding window; set OnChange to reset"},
+		"CarriedKind":   {limit, []ratelimit.Revision{{Policy: ratelimit.FixedWindow{Rate: 10, Period: time.Hour}}, {EffectiveAt: at, OnChange: ratelimit.CarryUsage}}, "from fixed window to token bucket"},
+		"MoreShards":    {limit, []ratelimit.Revision{{}, {EffectiveAt: at, Policy: rows(10, 4), OnChange: ratelimit.AddTokens}}, "revision 1: it changes Shards from 1 to 4; keep Shards as it is, or set OnChange to reset"},
+		"FewerShards":   {limit, []ratelimit.Revision{{Policy: rows(10, 4)}, {EffectiveAt: at}}, "revision 1: it changes Shards from 4 to 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			_, err := ratelimit.NewRuling(test.limit, ratelimit.RulingConfig{Name: "a rule", Eras: test.eras})
+			_, err := ratelimit.NewRuling(test.limit, ratelimit.RulingConfig{Name: "a rule", Revisions: test.revisions})
 			require.ErrorIs(t, err, ratelimit.ErrInvalidRule)
 			require.ErrorContains(t, err, test.says)
 			require.ErrorContains(t, err, "a rule")
@@ -45,13 +45,13 @@ func TestNewRulingRejectsInvalidEras(t *testing.T) {
 	}
 }
 
-// Mode and Resolve follow the eras and the pause. Mode also answers for a request without a key.
+// Mode and Resolve follow the revisions and the pause. Mode also answers for a request without a key.
 func TestModeFollowsTheErasAndThePause(t *testing.T) {
 	t.Parallel()
 	limit, other := ratelimit.Define("api", ratelimit.PerSecond(1)), ratelimit.Define("other", ratelimit.PerSecond(1))
 	at := time.Date(2026, time.March, 9, 10, 0, 0, 0, time.UTC)
 	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{
-		Eras:        []ratelimit.Era{{Mode: ratelimit.Shadow}, {From: at, Mode: ratelimit.Off}, {From: at.Add(time.Hour), Policy: ratelimit.PerSecond(5)}},
+		Revisions:   []ratelimit.Revision{{Mode: ratelimit.Shadow}, {EffectiveAt: at, Mode: ratelimit.Off}, {EffectiveAt: at.Add(time.Hour), Policy: ratelimit.PerSecond(5)}},
 		PausedUntil: at.Add(-time.Hour),
 	})
 	require.NoError(t, err)
@@ -90,7 +90,7 @@ func TestTheModeByTheClockOfTheProcess(t *testing.T) {
 	for mode, allowed := range map[ratelimit.Mode]bool{ratelimit.On: false, ratelimit.Shadow: true, ratelimit.Off: true} {
 		t.Run(string(mode), func(t *testing.T) {
 			t.Parallel()
-			rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: mode}, {From: at, Policy: smaller, Mode: ratelimit.On}}})
+			rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Revisions: []ratelimit.Revision{{Mode: mode}, {EffectiveAt: at, Policy: smaller, Mode: ratelimit.On}}})
 			require.NoError(t, err)
 			reads := 0 // of the clock, the first by the process
 			limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: modes{"limit": rule}, NoBatching: true, AsOf: func() time.Time {

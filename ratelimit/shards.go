@@ -134,7 +134,7 @@ func (c *call) askSome(look bool, send func(*store.Call) error) (short bool, err
 	for i, end := range ends {
 		a, s := &c.plan.asks[i], &c.plan.of[i]
 		told := first + s.sumUp(rows[first:end], part.Answers[first:end], taken)
-		a.Terms, a.Lowest, c.Answers[i] = rows[told].Terms, rows[told].Lowest, part.Answers[told] // of the era that holds
+		a.Terms, a.Lowest, c.Answers[i] = rows[told].Terms, rows[told].Lowest, part.Answers[told] // of the revision that holds
 		short = short || !c.Answers[i].Allowed && end-first < s.shards
 		if end-first == s.shards {
 			s.row = told - first

@@ -37,7 +37,7 @@ func TestASimulationHasAllVerbs(t *testing.T) {
 	t.Parallel()
 	s, err := ratelimit.NewSimulation(ratelimit.Config{})
 	require.NoError(t, err)
-	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 1, Lease: time.Minute})
+	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Slots: 1, Lease: time.Minute})
 	for _, after := range []time.Duration{0, time.Minute - time.Microsecond, time.Minute} {
 		lease, err := s.At(at.Add(after)).Acquire(t.Context(), jobs.For("ada"))
 		require.NoError(t, err)

@@ -134,7 +134,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 			return fn(tx)
 		})
 		if waited := ticket.Waited(); waited > 0 {
-			l.reports.tell(ctx, Queued{Waited: waited})
+			l.reports.tell(ctx, QueueWait{Waited: waited})
 		}
 		switch {
 		case err == nil:
@@ -418,8 +418,10 @@ func (o owner) Retry(ctx context.Context, verb string, err error, attempt func()
 	})
 }
 
-// Mended reports a corrected row to the Observer.
-func (o owner) Mended(ctx context.Context, limit string) { o.reports.tell(ctx, Mended{Limit: limit}) }
+// ClockRepaired reports a corrected row to the Observer.
+func (o owner) ClockRepaired(ctx context.Context, limit string) {
+	o.reports.tell(ctx, ClockRepaired{Limit: limit})
+}
 
 // Batched reports a batch to the Observer.
 func (o owner) Batched(ctx context.Context, calls int, elapsed time.Duration) {

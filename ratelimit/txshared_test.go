@@ -316,7 +316,7 @@ func TestEveryVerbWaitsForItsSharedTurn(t *testing.T) {
 	other := Define("other", PerHour(10)).For("key")
 	sliding := Define("sliding", SlidingWindow{Rate: 10, Period: time.Hour}).For("key")
 	sharded := Define("sharded", TokenBucket{Rate: 10, Period: 36525 * Day, Shards: 2}).For("key")
-	slots := Define("slots", Concurrency{Most: 10}).For("key")
+	slots := Define("slots", Concurrency{Slots: 10}).For("key")
 	takes := func(requests ...Request) func(context.Context, *Limiter) error {
 		return func(ctx context.Context, l *Limiter) error { return l.Require(ctx, requests...) }
 	}

@@ -191,7 +191,7 @@ func invalidCosts() (rows []invalid) {
 }
 
 func invalidSlots() []invalid {
-	job := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3, Lease: ratelimit.Day}).For(secret)
+	job := ratelimit.Define("jobs", ratelimit.Concurrency{Slots: 3, Lease: ratelimit.Day}).For(secret)
 	tokens := ratelimit.Define("tokens", ratelimit.PerMinute(9)).For(secret)
 	type requests = []ratelimit.Request
 	return []invalid{
@@ -242,7 +242,7 @@ func invalidRequests() []invalid {
 func TestMalformedIDs(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	lease, err := ratelimit.StoredLeaseID(ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3}).ForStored("k"), 7)
+	lease, err := ratelimit.StoredLeaseID(ratelimit.Define("jobs", ratelimit.Concurrency{Slots: 3}).ForStoredKey("k"), 7)
 	require.NoError(t, err)
 	for _, l := range untouchedLimiters(t, ratelimit.Config{}) {
 		for _, id := range []string{
@@ -304,10 +304,10 @@ func TestInvalidLimiters(t *testing.T) {
 	bound := good.WithTx(untouched{t: t})
 	require.True(t, bound.InTransaction() && !good.InTransaction())
 	_, pruned := bound.Prune(t.Context(), request.Limit())
-	held, release := bound.Keep(t.Context(), ratelimit.Lease{ID: "lease"})
+	held, release := bound.KeepAlive(t.Context(), ratelimit.Lease{ID: "lease"})
 	defer release()
 	for name, err := range map[string]error{
-		"Prune": pruned, "Keep": context.Cause(held), "Close": bound.Close(t.Context()),
+		"Prune": pruned, "KeepAlive": context.Cause(held), "Close": bound.Close(t.Context()),
 		"Hold": bound.Hold(t.Context(), func(context.Context, ratelimit.Lease) error { return errTouched }, request),
 		"InTx": bound.InTx(t.Context(), func(pgx.Tx) error { return errTouched }),
 	} {

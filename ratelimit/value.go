@@ -120,10 +120,10 @@ func (v Value) step(instant time.Time, cost float64, reserve bool) (Value, Reser
 	return s.Value, r
 }
 
-// Full returns the value of an unused bucket at an instant, to begin a simulation. The cost of the request does not
-// matter. With Config.HashKey, fixed windows without a Start begin at other instants than here, because Full does not
-// know the secret.
-func (r Request) Full(instant time.Time) Value {
+// FullValue returns the value of an unused bucket at an instant, to begin a simulation. The cost of the request does
+// not matter. With Config.HashKey, fixed windows without a Start begin at other instants than here, because FullValue
+// does not know the secret.
+func (r Request) FullValue(instant time.Time) Value {
 	if r.limit.isZero() {
 		return Value{}
 	}
@@ -173,8 +173,8 @@ type windows struct {
 func startOf(phase, step int64) int64 { return (phase%step + step) % step }
 
 // MarshalJSON returns the data that a client needs to compute the bucket at other instants, with the same results to
-// the last bit. The JavaScript module of package middleware/httplimit/client does so. It contains no key, and no lease ID. The
-// zero Value is null. For a limit with Shards it contains the sum of the rows, as one bucket.
+// the last bit. The JavaScript module of package middleware/httplimit/client does so. It contains no key, and no lease
+// ID. The zero Value is null. For a limit with Shards it contains the sum of the rows, as one bucket.
 //
 //	limit                     the limit's name
 //	kind                      "token bucket", "fixed window", "calendar window", "sliding window" or "concurrency"

@@ -47,7 +47,7 @@ func (n numbers) policy(kind uint8) ratelimit.Policy {
 			FirstMonth: time.Month(n.month), MaxReserved: n.maxReserved,
 		}
 	case 6:
-		return ratelimit.Concurrency{Most: n.whole, Lease: span}
+		return ratelimit.Concurrency{Slots: n.whole, Lease: span}
 	default:
 		return []ratelimit.Policy{nil, (*ratelimit.TokenBucket)(nil), (*ratelimit.CalendarWindow)(nil)}[kind/policyKinds%3]
 	}

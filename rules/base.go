@@ -73,7 +73,7 @@ func (b *base) compile(limit ratelimit.Limit) *ratelimit.Ruling {
 // ruleOf makes a rule of a chain. It returns nil where there is no such rule, which the checks before do not let
 // happen.
 func ruleOf(limit ratelimit.Limit, name string, so chain, p pause, now int64) *ratelimit.Ruling {
-	config := ratelimit.RulingConfig{Name: name, Eras: so.eras(limit.Policy(), now)}
+	config := ratelimit.RulingConfig{Name: name, Revisions: so.revisions(limit.Policy(), now)}
 	if p.until != 0 {
 		config.PausedUntil, config.PauseReason = time.UnixMicro(p.until), p.reason
 	}

@@ -57,8 +57,8 @@ func (d *definition) count() int {
 }
 
 // RulingsOf returns a ruling for Prune; see [ratelimit.Policies]. Under it no bucket of a limit is full before it is
-// full under the loaded rules and overrides, in all eras. A Set learns the definition in the code from Config.Limits,
-// or from the first call for the limit. Until then no bucket is full.
+// full under the loaded rules and overrides, in all revisions. A Set learns the definition in the code from
+// Config.Limits, or from the first call for the limit. Until then no bucket is full.
 func (s *Set) RulingsOf(name string) []*ratelimit.Ruling {
 	current := s.loaded()
 	if current == nil || current.limits[name] == nil {
@@ -81,9 +81,9 @@ type bounded struct {
 }
 
 // point is what policies are to one row of a bucket: the most tokens that it holds, and the fewest that arrive in a
-// nanosecond, as a steady stream. Windows lag behind that, in each era by what comes with one of them at most. A bucket
-// that lived under several policies, one after the other, is full when it is so by the point of all: with least, the
-// smallest capacity of them. scaled changes between them scale owed tokens.
+// nanosecond, as a steady stream. Windows lag behind that, in each revision by what comes with one of them at most. A
+// bucket that lived under several policies, one after the other, is full when it is so by the point of all: with least,
+// the smallest capacity of them. scaled changes between them scale owed tokens.
 type point struct {
 	capacity, speed, lag, least float64
 	scaled                      int
@@ -131,9 +131,9 @@ const (
 )
 
 // numbersOf returns the numbers of a policy. ok is false if ratelimit.NewLimit rejects it.
-func numbersOf(policy ratelimit.Policy) (n ratelimit.Numbers, ok bool) {
+func numbersOf(policy ratelimit.Policy) (n ratelimit.Spec, ok bool) {
 	limit, err := ratelimit.NewLimit("numbers", policy)
-	n = limit.Numbers()
+	n = limit.Spec()
 	n.Shards = max(n.Shards, 1)
 	return n, err == nil
 }
@@ -145,7 +145,7 @@ func pointOf(policy ratelimit.Policy) (p point, ok bool) {
 	if n.Kind == ratelimit.KindSlidingWindow || n.Kind == ratelimit.KindCalendarWindow {
 		period *= 2 // the slice that is not over yet, and months and days of other lengths
 	}
-	p = point{capacity: n.Most / shards, speed: n.Rate / period / shards}
+	p = point{capacity: n.Capacity / shards, speed: n.Rate / period / shards}
 	p.least = p.capacity
 	if n.Kind != ratelimit.KindTokenBucket {
 		p.lag = n.Rate / shards

@@ -28,27 +28,27 @@ func drawPolicy(random *rand.Rand) ratelimit.Policy {
 	}
 }
 
-// TestABoundingPolicyIsFullLast has buckets live through eras, each full by the last of them or not, and asks whether
-// what bounds the chain agrees that they are full only when they are.
+// TestABoundingPolicyIsFullLast has buckets live through revisions, each full by the last of them or not, and asks
+// whether what bounds the chain agrees that they are full only when they are.
 func TestABoundingPolicyIsFullLast(t *testing.T) {
 	t.Parallel()
 	decided := 0
 	for seed := range uint64(400) {
 		random := rand.New(rand.NewPCG(seed, 7))
-		eras := make([]ratelimit.Policy, 1+random.IntN(3))
+		revisions := make([]ratelimit.Policy, 1+random.IntN(3))
 		b, all := bounds{name: "drawn", all: nowhere()}, nowhere()
-		for i := range eras {
-			eras[i] = drawPolicy(random)
-			p, ok := pointOf(eras[i])
+		for i := range revisions {
+			revisions[i] = drawPolicy(random)
+			p, ok := pointOf(revisions[i])
 			require.True(t, ok)
 			all = all.with(p)
 		}
 		b.add(all)
 		bounding := b.policy()
 		for range 200 {
-			some, _ := numbersOf(eras[random.IntN(len(eras))])
-			value := some.Most / float64(some.Shards) * (2*random.Float64() - 1)
-			spans, elapsed := make([]float64, len(eras)), 0.0
+			some, _ := numbersOf(revisions[random.IntN(len(revisions))])
+			value := some.Capacity / float64(some.Shards) * (2*random.Float64() - 1)
+			spans, elapsed := make([]float64, len(revisions)), 0.0
 			for i := range spans {
 				spans[i] = math.Exp(random.Float64() * 41) // 20 years
 				elapsed += spans[i]
@@ -57,19 +57,19 @@ func TestABoundingPolicyIsFullLast(t *testing.T) {
 				continue
 			}
 			decided++
-			require.True(t, isFullAfter(eras, spans, value), "%v for %g, from %g, is full under %v", eras, spans, value, bounding)
+			require.True(t, isFullAfter(revisions, spans, value), "%v for %g, from %g, is full under %v", revisions, spans, value, bounding)
 		}
 	}
 	require.Greater(t, decided, 2000, "the draw is of some use")
 }
 
-// isFullAfter reports whether a row that held value is full after it has lived through the eras, in every phase of
+// isFullAfter reports whether a row that held value is full after it has lived through the revisions, in every phase of
 // their windows. A full row stays full.
-func isFullAfter(eras []ratelimit.Policy, spans []float64, value float64) (full bool) {
-	for i, policy := range eras {
+func isFullAfter(revisions []ratelimit.Policy, spans []float64, value float64) (full bool) {
+	for i, policy := range revisions {
 		n, _ := numbersOf(policy)
 		shards := float64(n.Shards)
-		capacity := n.Most / shards
+		capacity := n.Capacity / shards
 		if full {
 			value = capacity
 		}
@@ -100,7 +100,7 @@ func TestRulingsOf(t *testing.T) {
 	// most returns its capacity.
 	most := func(s *Set) float64 {
 		n, _ := numbersOf(policyOf(s))
-		return n.Most
+		return n.Capacity
 	}
 	override := func(o Override) row {
 		o.Limit = "messages"

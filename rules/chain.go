@@ -9,11 +9,11 @@ import (
 const (
 	// maxChain is how many statements about a rule are loaded, and maxAhead of them at most lie ahead.
 	maxChain = 100
-	// maxEras is how many eras that have ended a ruling knows.
-	maxEras = 16
+	// maxRevisions is how many revisions that have ended a ruling knows.
+	maxRevisions = 16
 )
 
-// terms are what a rule or an override says, ready for a ratelimit.Era.
+// terms are what a rule or an override says, ready for a ratelimit.Revision.
 type terms struct {
 	policy ratelimit.Policy
 	mode   ratelimit.Mode
@@ -101,35 +101,35 @@ func (c chain) scaled(times float64) chain {
 	return c
 }
 
-// eras returns the chain as eras, for a definition in the code. Of the eras that have ended it has the last maxEras,
-// the first of which stands for all earlier ones.
-func (c chain) eras(code ratelimit.Policy, now int64) []ratelimit.Era {
-	for len(c) > maxEras+1 && c[maxEras+1].from <= now {
+// revisions returns the chain as revisions, for a definition in the code. Of the revisions that have ended it has the
+// last maxRevisions, the first of which stands for all earlier ones.
+func (c chain) revisions(code ratelimit.Policy, now int64) []ratelimit.Revision {
+	for len(c) > maxRevisions+1 && c[maxRevisions+1].from <= now {
 		c = c[1:]
 	}
-	eras := make([]ratelimit.Era, len(c))
+	revisions := make([]ratelimit.Revision, len(c))
 	for i, s := range c {
-		e := ratelimit.Era{From: timeOf(&s.from), OnChange: s.change}
+		e := ratelimit.Revision{EffectiveAt: timeOf(&s.from), OnChange: s.change}
 		if s.says != nil {
 			e.Policy, e.Mode, e.Name, e.Unit = s.says.policy, s.says.mode, s.says.name, s.says.unit
 		}
 		if s.times != 0 {
 			e.Policy, e.Name = ratelimit.Scale(policyOr(e.Policy, code), s.times), "" // the override names it
 		}
-		eras[i] = e
+		revisions[i] = e
 	}
-	changeByRow(eras, code)
-	return eras
+	changeByRow(revisions, code)
+	return revisions
 }
 
 // changeByRow replaces each OnChange that ratelimit.NewRuling refuses. A change of the kind, or of the number of
 // rows, resets the bucket.
-func changeByRow(eras []ratelimit.Era, code ratelimit.Policy) {
-	for i := 1; i < len(eras); i++ {
-		before, _ := numbersOf(policyOr(eras[i-1].Policy, code))
-		now, _ := numbersOf(policyOr(eras[i].Policy, code))
+func changeByRow(revisions []ratelimit.Revision, code ratelimit.Policy) {
+	for i := 1; i < len(revisions); i++ {
+		before, _ := numbersOf(policyOr(revisions[i-1].Policy, code))
+		now, _ := numbersOf(policyOr(revisions[i].Policy, code))
 		if now.Kind != before.Kind || now.Shards != before.Shards {
-			eras[i].OnChange = ratelimit.ResetTokens
+			revisions[i].OnChange = ratelimit.ResetTokens
 		}
 	}
 }

@@ -18,19 +18,19 @@ import (
 func of(n float64) *terms { return &terms{policy: ratelimit.PerMinute(n), mode: ratelimit.On} }
 
 // told returns what a chain says of a limit of 10 a minute, from when on, and with which change.
-func told(so chain) (eras []era) {
-	for _, e := range so.eras(ratelimit.PerMinute(10), minInstant) {
+func told(so chain) (revisions []revision) {
+	for _, e := range so.revisions(ratelimit.PerMinute(10), minInstant) {
 		rate := 0.0
 		if e.Policy != nil {
 			rate = e.Policy.(ratelimit.TokenBucket).Rate
 		}
-		eras = append(eras, era{e.From.UnixMicro(), rate, e.OnChange, e.Mode})
+		revisions = append(revisions, revision{e.EffectiveAt.UnixMicro(), rate, e.OnChange, e.Mode})
 	}
-	eras[0].from = 0 // the beginning of time
-	return eras
+	revisions[0].from = 0 // the beginning of time
+	return revisions
 }
 
-type era struct {
+type revision struct {
 	from   int64
 	rate   float64 // 0: the code's
 	change ratelimit.OnChange
@@ -44,26 +44,26 @@ func TestChain(t *testing.T) {
 	t.Run("AChangeFollowsOneThatBeginsBefore", func(t *testing.T) {
 		t.Parallel()
 		so := unsaid().state(span{from: 100, says: of(1), change: scale}).state(span{from: 200, says: of(2)})
-		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, scale, on}, {200, 2, "", on}}, told(so))
+		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, scale, on}, {200, 2, "", on}}, told(so))
 	})
 
 	t.Run("AChangeReplacesChangesThatBeginThenOrLater", func(t *testing.T) {
 		t.Parallel()
 		so := unsaid().state(span{from: 100, says: of(1)}).state(span{from: 200, says: of(2)}).state(span{from: 300, says: of(3)})
-		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, "", on}, {200, 4, "", on}}, told(so.state(span{from: 200, says: of(4)})))
+		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, "", on}, {200, 4, "", on}}, told(so.state(span{from: 200, says: of(4)})))
 	})
 
 	t.Run("ADeletedRuleLeavesItToTheCode", func(t *testing.T) {
 		t.Parallel()
 		so := unsaid().state(span{from: 100, says: of(1)}).state(span{from: 200})
-		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, "", on}, {200, 0, "", ""}}, told(so))
+		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, "", on}, {200, 0, "", ""}}, told(so))
 	})
 
 	t.Run("APlanLeavesItToTheRuleWithoutAPlan", func(t *testing.T) {
 		t.Parallel()
 		base := unsaid().state(span{from: 100, says: of(1)}).state(span{from: 300, says: of(3), change: add}).state(span{from: 500, says: of(5), change: reset})
 		plan := unsaid().state(span{from: 200, says: of(20), change: scale}).state(span{from: 400, change: add})
-		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, "", on}, {200, 20, scale, on}, {400, 3, add, on}, {500, 5, reset, on}}, told(plan.over(base)))
+		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, "", on}, {200, 20, scale, on}, {400, 3, add, on}, {500, 5, reset, on}}, told(plan.over(base)))
 	})
 
 	t.Run("AnOverrideBeginsAndEndsAtItsInstants", func(t *testing.T) {
@@ -76,13 +76,13 @@ func TestChain(t *testing.T) {
 			}
 			return base
 		}
-		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, add, on}, {200, 2, scale, on}, {300, 6, add, on}, {400, 3, scale, on}},
+		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, add, on}, {200, 2, scale, on}, {300, 6, add, on}, {400, 3, scale, on}},
 			told(overridden([]held{{from: 200, until: 400, times: 2, change: scale}}, "", chainOf)), "a multiple")
-		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, add, on}, {200, 9, reset, on}, {400, 3, reset, on}},
+		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, add, on}, {200, 9, reset, on}, {400, 3, reset, on}},
 			told(overridden([]held{{from: 200, until: 400, says: of(9), change: reset}}, "", chainOf)), "a policy")
-		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, add, on}, {200, 1, "", on}, {300, 3, add, on}, {350, 7, "", on}, {400, 3, "", on}},
+		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, add, on}, {200, 1, "", on}, {300, 3, add, on}, {350, 7, "", on}, {400, 3, "", on}},
 			told(overridden([]held{{from: 200, until: 400, plan: "pro"}}, "", chainOf)), "a plan")
-		require.Equal(t, []era{{0, 0, "", ""}, {50, 20, "", ""}, {100, 9, scale, on}},
+		require.Equal(t, []revision{{0, 0, "", ""}, {50, 20, "", ""}, {100, 9, scale, on}},
 			told(overridden([]held{{from: 50, until: 400, times: 2}, {from: 100, until: maxInstant, says: of(9), change: scale}}, "", chainOf)),
 			"one takes the place of another, the first a multiple of the code's")
 	})
@@ -93,14 +93,14 @@ func TestChain(t *testing.T) {
 		for n := range int64(30) {
 			so = so.state(span{from: 100 * (n + 1), says: of(float64(15 - n%15))})
 		}
-		eras := so.eras(ratelimit.PerMinute(20), 2500) // the 25th has begun, and 25 have ended, the code's with them
-		require.Len(t, eras, 22)
-		for i, e := range eras {
-			require.Equal(t, int64(900+100*i), e.From.UnixMicro())
+		revisions := so.revisions(ratelimit.PerMinute(20), 2500) // the 25th has begun, and 25 have ended, the code's with them
+		require.Len(t, revisions, 22)
+		for i, e := range revisions {
+			require.Equal(t, int64(900+100*i), e.EffectiveAt.UnixMicro())
 			require.Equal(t, of(float64(15-(8+i)%15)).policy, e.Policy)
 		}
-		require.Len(t, so.eras(ratelimit.PerMinute(20), 1699), 31, "16 have ended")
-		require.Len(t, so.eras(ratelimit.PerMinute(20), 1700), 30, "17 have ended")
+		require.Len(t, so.revisions(ratelimit.PerMinute(20), 1699), 31, "16 have ended")
+		require.Len(t, so.revisions(ratelimit.PerMinute(20), 1700), 30, "17 have ended")
 	})
 
 	t.Run("EachChangeIsOneThatRowsCanMake", func(t *testing.T) {
@@ -109,10 +109,10 @@ func TestChain(t *testing.T) {
 			return ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: capacity, Shards: shards}
 		}
 		changed := func(code, next ratelimit.Policy, change ratelimit.OnChange) ratelimit.OnChange {
-			return unsaid().state(span{from: 100, says: &terms{policy: next}, change: change}).eras(code, 50)[1].OnChange
+			return unsaid().state(span{from: 100, says: &terms{policy: next}, change: change}).revisions(code, 50)[1].OnChange
 		}
 		require.Equal(t, ratelimit.ResetTokens, changed(rows(10, 4), rows(10, 1), ratelimit.AddTokens))
-		require.Equal(t, ratelimit.ResetTokens, changed(rows(10, 4), ratelimit.Concurrency{Most: 3}, ""))
+		require.Equal(t, ratelimit.ResetTokens, changed(rows(10, 4), ratelimit.Concurrency{Slots: 3}, ""))
 		require.Equal(t, ratelimit.ResetTokens, changed(rows(10, 1), ratelimit.FixedWindow{Rate: 10, Period: time.Minute}, ratelimit.CarryUsage))
 		require.Equal(t, ratelimit.KeepTokens, changed(rows(10, 4), rows(20, 4), ratelimit.KeepTokens))
 		for seed := range uint64(400) {
@@ -128,7 +128,7 @@ func TestChain(t *testing.T) {
 	t.Run("KeepsTheModeOfEachEra", func(t *testing.T) {
 		t.Parallel()
 		so := unsaid().state(span{from: 100, says: &terms{policy: ratelimit.PerMinute(1), mode: ratelimit.Shadow}}).state(span{from: 200})
-		require.Equal(t, []era{{0, 0, "", ""}, {100, 1, "", ratelimit.Shadow}, {200, 0, "", ""}}, told(so))
+		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, "", ratelimit.Shadow}, {200, 0, "", ""}}, told(so))
 	})
 }
 

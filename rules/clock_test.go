@@ -72,8 +72,8 @@ func answersBy(t *testing.T, wrong time.Duration) (answers []string) {
 		"to.slices":   {rule(bucket(10), ""), reset(ratelimit.SlidingWindow{Rate: 20, Period: long})},
 		"from.slices": {rule(ratelimit.SlidingWindow{Rate: 20, Period: long}, ""), reset(bucket(10))},
 		"to.a.year":   {rule(bucket(10), ""), reset(ratelimit.CalendarWindow{Rate: 20, Resets: ratelimit.Yearly})},
-		"to.slots":    {rule(bucket(10), ""), reset(ratelimit.Concurrency{Most: 3, Lease: time.Minute})},
-		"from.slots":  {rule(ratelimit.Concurrency{Most: 3, Lease: time.Minute}, ""), reset(bucket(10))},
+		"to.slots":    {rule(bucket(10), ""), reset(ratelimit.Concurrency{Slots: 3, Lease: time.Minute})},
+		"from.slots":  {rule(ratelimit.Concurrency{Slots: 3, Lease: time.Minute}, ""), reset(bucket(10))},
 	}
 	url := postgrestest.NewDatabase(t)
 	now := time.Now()

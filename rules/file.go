@@ -60,7 +60,7 @@ import (
 //	    first_month: april      # of a quarter or a year; default: january
 //	  - limit: jobs
 //	    kind: concurrency
-//	    most: 5
+//	    slots: 5
 //	    lease: 1m
 //	tiers:
 //	  - limit: search

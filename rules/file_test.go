@@ -247,7 +247,7 @@ func FuzzRead(f *testing.F) {
 	f.Add(everything)
 	f.Add("{match: all, rules: [], tiers: [{limit: a, key: '{user}|{x:y}', when: {a: b}}]}")
 	for policy := range strings.FieldsFuncSeq(`kind: sliding window, rate: 3, period: 1m, slices: 30; kind: calendar window, rate: 3, resets: year, first_month: may;
-		kind: concurrency, most: 3, lease: 30s`, func(r rune) bool { return r == ';' }) {
+		kind: concurrency, slots: 3, lease: 30s`, func(r rune) bool { return r == ';' }) {
 		f.Add("rules: [{limit: a, unit: b, " + policy + "}]\noverrides: [{limit: a, key: b, policy: {" + policy + "}}]")
 	}
 	f.Fuzz(func(t *testing.T, text string) {

@@ -20,7 +20,7 @@ func ruleOfEachKind() []rules.Rule {
 		{Limit: "monthly", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Monthly, Zone: "Europe/Berlin", FirstDay: 31}},
 		{Limit: "quarterly", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Quarterly, Zone: "UTC", FirstDay: 1, FirstMonth: time.February}},
 		{Limit: "yearly", Policy: ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Yearly, Zone: "UTC", FirstDay: 6, FirstMonth: time.April}},
-		{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 5, Lease: 30 * time.Second}},
+		{Limit: "jobs", Policy: ratelimit.Concurrency{Slots: 5, Lease: 30 * time.Second}},
 	}
 }
 
@@ -79,7 +79,7 @@ func TestAChangeOfTheKindNeedsAReset(t *testing.T) {
 		{from(later), put(rules.Rule{Limit: "messages", Policy: window, OnChange: ratelimit.CarryUsage}), "to reset"},
 		{why, put(rules.Rule{Limit: "messages", Plan: "pro", Policy: window}), `plan "pro": it changes the kind`},
 		{why, put(rules.Rule{Limit: "messages", Plan: "pro", Policy: window, OnChange: ratelimit.ResetTokens}), ""},
-		{from(later), override(rules.Override{Policy: ratelimit.Concurrency{Most: 2}}), `override of a key of "messages": it changes the kind`},
+		{from(later), override(rules.Override{Policy: ratelimit.Concurrency{Slots: 2}}), `override of a key of "messages": it changes the kind`},
 		{from(later), override(rules.Override{OnPlan: "pro"}), "from token bucket to fixed window"},
 		{from(later), override(rules.Override{OnPlan: "pro", OnChange: ratelimit.ResetTokens}), ""},
 		{from(later), override(rules.Override{Multiplier: 2}), ""},
@@ -112,10 +112,10 @@ func TestMultiplesOfKinds(t *testing.T) {
 	}{
 		"sliding":    {ratelimit.SlidingWindow{Rate: 100, Period: time.Minute}, 2.5, ratelimit.SlidingWindow{Rate: 250, Period: time.Minute}},
 		"calendar":   {ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Daily, MaxReserved: 10}, 0.5, ratelimit.CalendarWindow{Rate: 50, Resets: ratelimit.Daily, MaxReserved: 5}},
-		"slots":      {ratelimit.Concurrency{Most: 5}, 1.5, ratelimit.Concurrency{Most: 7}},
-		"leastSlots": {ratelimit.Concurrency{Most: 5}, 0.1, ratelimit.Concurrency{Most: 1}},
+		"slots":      {ratelimit.Concurrency{Slots: 5}, 1.5, ratelimit.Concurrency{Slots: 7}},
+		"leastSlots": {ratelimit.Concurrency{Slots: 5}, 0.1, ratelimit.Concurrency{Slots: 1}},
 		"oneToken":   {ratelimit.PerMinute(5), 0.1, ratelimit.TokenBucket{Rate: 0.5, Period: time.Minute, Capacity: 1}},
-		"mostSlots":  {ratelimit.Concurrency{Most: 5}, 1e6, ratelimit.Concurrency{Most: 1000}},
+		"mostSlots":  {ratelimit.Concurrency{Slots: 5}, 1e6, ratelimit.Concurrency{Slots: 1000}},
 	}
 	var changes rules.Changes
 	for name, c := range cases {
@@ -139,7 +139,7 @@ func TestPruneOfKinds(t *testing.T) {
 		"sliding": ratelimit.SlidingWindow{Rate: 100, Period: time.Minute, Slices: 6},
 		"daily":   ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Daily, Zone: "America/Santiago"},
 		"monthly": ratelimit.CalendarWindow{Rate: 100, Resets: ratelimit.Monthly, Zone: "Europe/Berlin", FirstDay: 31},
-		"slots":   ratelimit.Concurrency{Most: 100, Lease: time.Hour},
+		"slots":   ratelimit.Concurrency{Slots: 100, Lease: time.Hour},
 	} {
 		made(t)(f.store.Apply(t.Context(), why, rules.Changes{
 			Put: []rules.Rule{{Limit: name, Policy: policy}}, Override: []rules.Override{{Limit: name, Key: "bob", Multiplier: 3}},

@@ -172,7 +172,7 @@ func TestChangesFillNoUnusedBucket(t *testing.T) {
 	for name, code := range map[string]ratelimit.Policy{
 		"Smaller":    ratelimit.PerDay(10),
 		"WithShards": ratelimit.TokenBucket{Rate: 500, Period: day, Capacity: 1000, Shards: 8},
-		"Slots":      ratelimit.Concurrency{Most: 5, Lease: day},
+		"Slots":      ratelimit.Concurrency{Slots: 5, Lease: day},
 		"ACalendars": ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily},
 	} {
 		t.Run(name, func(t *testing.T) {

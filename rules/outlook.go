@@ -22,22 +22,22 @@ func Outlook(before, after ratelimit.Policy, change ratelimit.OnChange, at time.
 	was, known := numbersOf(before)
 	is, valid := numbersOf(after)
 	slots := was.Kind == ratelimit.KindConcurrency || is.Kind == ratelimit.KindConcurrency
-	if !known || !valid || slots || was.Most == is.Most && was.Kind == is.Kind && change != ratelimit.ResetTokens {
+	if !known || !valid || slots || was.Capacity == is.Capacity && was.Kind == is.Kind && change != ratelimit.ResetTokens {
 		return ""
 	}
 	if len(left) == 0 {
-		left = []float64{0, was.Most / 2}
+		left = []float64{0, was.Capacity / 2}
 	}
 	var text strings.Builder
 	end := ""
 	for i, tokens := range left {
-		state, ok := leftAfter(before, after, change, at, was.Most-tokens)
+		state, ok := leftAfter(before, after, change, at, was.Capacity-tokens)
 		switch {
 		case !ok:
 			return ""
 		case i == 0:
 			fmt.Fprintf(&text, "a key with %s of %s left will have %s of %s",
-				thousandths(tokens), thousandths(was.Most), thousandths(state.Remaining), thousandths(is.Most))
+				thousandths(tokens), thousandths(was.Capacity), thousandths(state.Remaining), thousandths(is.Capacity))
 			end = until(&is, state, at)
 		default:
 			fmt.Fprintf(&text, ", and one with %s left will have %s", thousandths(tokens), thousandths(state.Remaining))
@@ -50,7 +50,7 @@ func Outlook(before, after ratelimit.Policy, change ratelimit.OnChange, at time.
 func thousandths(tokens float64) string { return words.Number(math.Floor(tokens*1000) / 1000) }
 
 // until says until when tokens that were left are all that there is.
-func until(n *ratelimit.Numbers, left ratelimit.State, at time.Time) string {
+func until(n *ratelimit.Spec, left ratelimit.State, at time.Time) string {
 	if left.ResetAfter == 0 { // it is full
 		return ""
 	}
@@ -71,12 +71,12 @@ func leftAfter(before, after ratelimit.Policy, change ratelimit.OnChange, at tim
 	used float64,
 ) (left ratelimit.State, ok bool) {
 	limit, err := ratelimit.NewLimit("outlook", before)
-	eras := []ratelimit.Era{{Policy: before}, {From: at, Policy: after, OnChange: change}}
-	changeByRow(eras, before)
+	revisions := []ratelimit.Revision{{Policy: before}, {EffectiveAt: at, Policy: after, OnChange: change}}
+	changeByRow(revisions, before)
 	var s *ratelimit.Simulation
 	if err == nil {
 		var ruling *ratelimit.Ruling
-		if ruling, err = ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "outlook", Eras: eras}); err == nil {
+		if ruling, err = ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "outlook", Revisions: revisions}); err == nil {
 			s, err = ratelimit.NewSimulation(ratelimit.Config{Policies: always{ruling}})
 		}
 	}

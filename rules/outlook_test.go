@@ -38,7 +38,7 @@ func TestOutlookSaysWhatAChangeLeaves(t *testing.T) {
 		"Reset":          {calendar(1000), calendar(1000), ratelimit.ResetTokens, "a key with 0 of 1000 left will have 1000 of 1000, and one with 500 left will have 1000"},
 		"AnotherKind":    {bucket(1000), calendar(1000), "", "a key with 0 of 1000 left will have 1000 of 1000, and one with 500 left will have 1000"},
 		"TheSame":        {calendar(1000), calendar(1000), "", ""},
-		"Slots":          {ratelimit.Concurrency{Most: 5}, ratelimit.Concurrency{Most: 10}, "", ""},
+		"Slots":          {ratelimit.Concurrency{Slots: 5}, ratelimit.Concurrency{Slots: 10}, "", ""},
 		"NoneIsKnown":    {nil, calendar(1000), "", "what a key will have depends on its plan or on the code, which the tables do not have"},
 		"Invalid":        {calendar(-1), calendar(1000), "", ""},
 		"InvalidChanges": {calendar(1), calendar(1000), "half", ""},

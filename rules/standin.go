@@ -86,8 +86,8 @@ func (of *limitRules) smallest(plans []string, at int64) *terms {
 		if says == nil {
 			continue
 		}
-		if n, _ := numbersOf(says.policy); found == nil || n.Most < least {
-			found, least = says, n.Most
+		if n, _ := numbersOf(says.policy); found == nil || n.Capacity < least {
+			found, least = says, n.Capacity
 		}
 		if plan == "" {
 			break

@@ -127,7 +127,7 @@ func runAt(r ratelimit.Reservation, jitter time.Duration) time.Time {
 	if !r.StaleAt.IsZero() {
 		jitter = min(jitter, r.StaleAt.Sub(r.ReadyAt)/2)
 	}
-	return r.ReadyAt.Add(ratelimit.Spread(jitter).Truncate(time.Microsecond))
+	return r.ReadyAt.Add(ratelimit.Jitter(jitter).Truncate(time.Microsecond))
 }
 
 // passage holds the data that Enqueue and the middleware exchange through the context of an insertion.

@@ -21,7 +21,7 @@ import (
 var (
 	requestsPerMinute = ratelimit.Define("requests", ratelimit.PerMinute(60))
 	tokensPerMinute   = ratelimit.Define("tokens", ratelimit.PerMinute(90_000))
-	promptsAtOnce     = ratelimit.Define("promptsAtOnce", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
+	promptsAtOnce     = ratelimit.Define("promptsAtOnce", ratelimit.Concurrency{Slots: 3, Lease: 30 * time.Second})
 )
 
 // PromptArgs is a prompt to be completed by a model.

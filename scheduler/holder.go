@@ -111,7 +111,7 @@ func (m *holding) Work(ctx context.Context, job *rivertype.JobRow, work func(con
 	case !lease.Allowed:
 		return river.JobSnooze(h.wait(lease.Decision))
 	}
-	held, release := h.limiter.Keep(ctx, lease)
+	held, release := h.limiter.KeepAlive(ctx, lease)
 	defer release()
 	err = work(held)
 	release()
@@ -161,12 +161,12 @@ func (h *Holder) wait(d ratelimit.Decision) time.Duration {
 		slots = h.snooze(min(slots, h.config.MaxSnooze))
 	}
 	if others > 0 {
-		others = min(others, longestSnooze) + ratelimit.Spread(h.config.MaxSnooze)
+		others = min(others, longestSnooze) + ratelimit.Jitter(h.config.MaxSnooze)
 	}
 	return max(slots, others) + time.Millisecond // River's clock and its rounding are not the database's
 }
 
 // snooze returns a random span from half of most to most.
 func (h *Holder) snooze(most time.Duration) time.Duration {
-	return most - ratelimit.Spread(most/2)
+	return most - ratelimit.Jitter(most/2)
 }

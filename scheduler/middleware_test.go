@@ -271,7 +271,7 @@ func TestJobsOfAPausedLimitLookAgain(t *testing.T) {
 }
 
 // oneEach has a slot for each tenant.
-var oneEach = ratelimit.Define("oneEach", ratelimit.Concurrency{Most: 1, Lease: 4 * time.Second})
+var oneEach = ratelimit.Define("oneEach", ratelimit.Concurrency{Slots: 1, Lease: 4 * time.Second})
 
 // holding is a Holder on a limiter in memory, whose middleware is called without a queue, in a bubble with its own
 // time.
@@ -476,7 +476,7 @@ func TestPauseFor(t *testing.T) {
 		defer answer.Body.Close()
 		return s.PauseFor(t.Context(), p, answer, time.Hour, request)
 	}
-	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 2})
+	slots := ratelimit.Define("slots", ratelimit.Concurrency{Slots: 2})
 	for _, c := range []struct {
 		status, seconds int
 		request         ratelimit.Request

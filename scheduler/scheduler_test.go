@@ -351,7 +351,7 @@ func TestEnqueueErrors(t *testing.T) {
 func TestInstall(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	slot := ratelimit.Define("slot", ratelimit.Concurrency{Most: 1, Lease: time.Second}).Global()
+	slot := ratelimit.Define("slot", ratelimit.Concurrency{Slots: 1, Lease: time.Second}).Global()
 	holder, err := scheduler.NewHolder(f.limiter, scheduler.HolderConfig{
 		Requests: func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
 			if job.Kind != (taskArgs{}).Kind() {

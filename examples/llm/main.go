@@ -101,7 +101,7 @@ func newLimits(period time.Duration, share float64) limits {
 	}
 	slots := func(name string, most int) ratelimit.Limit {
 		// a worker that dies frees them
-		return ratelimit.Define(name, ratelimit.Concurrency{Most: most, Lease: 10 * time.Second})
+		return ratelimit.Define(name, ratelimit.Concurrency{Slots: most, Lease: 10 * time.Second})
 	}
 	return limits{
 		requests: model("model.requests", maxRequests), tokens: model("model.tokens", maxTokens),

@@ -207,7 +207,7 @@ func TestRecipesOfRates(t *testing.T) {
 		require.Equal(t, 60*9/6, len(admitted)-59, "of the next nine seconds one in six")
 		says(t, "%d pass in the first second. The first refusal is request %d, at %s; from then on one in six passes",
 			within(admitted, time.Second), within(admitted, refused[0])+1, inSeconds(refused[0]))
-		v := Interactive.For("ada").Full(recipeStart)
+		v := Interactive.For("ada").FullValue(recipeStart)
 		empty, d := v.Take(recipeStart, 50)
 		require.True(t, d.Allowed)
 		idle := recipeStart.Add(5 * time.Second)

@@ -32,7 +32,7 @@ func recipePlan(ctx context.Context, limiter *ratelimit.Limiter, customer, plan 
 	return err
 }
 
-var Exports = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
+var Exports = ratelimit.Define("exports", ratelimit.Concurrency{Slots: 3, Lease: 30 * time.Second})
 
 func recipeSlots(ctx context.Context, limiter *ratelimit.Limiter, tenant string, export func(ctx context.Context, fence int64) error) error {
 	err := limiter.Hold(ctx, func(ctx context.Context, lease ratelimit.Lease) error {
@@ -73,7 +73,7 @@ func TestRecipesWorstCase(t *testing.T) {
 	says(t, "| `FixedWindow` | `Rate` in each window, from `Start`, or from an offset derived from the key | %d |", worst(kinds["FixedWindow"]))
 	says(t, "| `SlidingWindow` | never more than `Rate` in any `Period` | %d |", worst(kinds["SlidingWindow"]))
 	var runs []time.Duration
-	v := ratelimit.Define("spacing", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second, Capacity: ratelimit.None}).Global().Full(recipeStart)
+	v := ratelimit.Define("spacing", ratelimit.TokenBucket{Rate: 10, Period: 10 * time.Second, Capacity: ratelimit.None}).Global().FullValue(recipeStart)
 	for range 40 {
 		next, r := v.Reserve(recipeStart, 1)
 		require.True(t, r.Allowed)

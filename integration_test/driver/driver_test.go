@@ -168,7 +168,7 @@ func define() limits {
 		windows: ratelimit.Define("windows", ratelimit.FixedWindow{Rate: 10, Period: time.Hour}),
 		sliding: ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 10, Period: time.Hour}),
 		days:    ratelimit.Define("days", ratelimit.CalendarWindow{Rate: 10, Resets: ratelimit.Daily, Zone: "Europe/Berlin"}),
-		slots:   ratelimit.Define("slots", ratelimit.Concurrency{Most: 3, Lease: time.Minute}),
+		slots:   ratelimit.Define("slots", ratelimit.Concurrency{Slots: 3, Lease: time.Minute}),
 	}
 }
 

@@ -339,7 +339,7 @@ func TestThePrivilegesOfAnApplication(t *testing.T) {
 			require.NoError(t, err, "%v", policy)
 			require.NoError(t, limiter.Settle(ctx, r.ID, request))
 		}
-		lease, err := limiter.Acquire(ctx, ratelimit.Define("jobs", ratelimit.Concurrency{Most: 2}).For("ada"))
+		lease, err := limiter.Acquire(ctx, ratelimit.Define("jobs", ratelimit.Concurrency{Slots: 2}).For("ada"))
 		require.NoError(t, err)
 		_, err = limiter.RenewLease(ctx, lease.ID)
 		require.NoError(t, err)

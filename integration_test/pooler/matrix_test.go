@@ -182,7 +182,7 @@ var (
 	window  = ratelimit.Define("window", ratelimit.FixedWindow{Rate: 3, Period: world.Century})
 	sliding = ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 3, Period: world.Century, Slices: 10})
 	year    = ratelimit.Define("year", ratelimit.CalendarWindow{Rate: 3, Resets: ratelimit.Yearly, Zone: "Europe/Berlin"})
-	slots   = ratelimit.Define("slots", ratelimit.Concurrency{Most: 2, Lease: time.Hour})
+	slots   = ratelimit.Define("slots", ratelimit.Concurrency{Slots: 2, Lease: time.Hour})
 	// crowd is a bucket from which each worker takes one token in a transaction, and a second token outside.
 	crowd = ratelimit.Define("crowd", world.Hoard(1e6)).For("all")
 )

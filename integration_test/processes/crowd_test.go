@@ -19,7 +19,7 @@ import (
 )
 
 // stools is a limit whose slots come back by themselves when their holder is killed.
-var stools = ratelimit.Define("stools", ratelimit.Concurrency{Most: stoolsMost, Lease: 3 * time.Second})
+var stools = ratelimit.Define("stools", ratelimit.Concurrency{Slots: stoolsMost, Lease: 3 * time.Second})
 
 const stoolsMost = 3
 

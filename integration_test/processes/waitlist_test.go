@@ -15,7 +15,7 @@ import (
 )
 
 // seats has slots that a process which is killed keeps until the test is over.
-var seats = ratelimit.Define("seats", ratelimit.Concurrency{Most: 5, Lease: time.Hour})
+var seats = ratelimit.Define("seats", ratelimit.Concurrency{Slots: 5, Lease: time.Hour})
 
 // waiting is a process whose four callers wait for slots again and again, and note in seated when they get one.
 func waiting(t *testing.T, url string, arguments []string) {

@@ -162,8 +162,8 @@ func (h *history) describe() {
 	}
 	for _, p := range h.book.pages {
 		fmt.Fprintf(&h.text, "rule %q of %s, plan %q, key %q, pause %v\n", p.config.Name, p.of.name, p.plan, p.key, p.config.PausedUntil)
-		for _, e := range p.config.Eras {
-			fmt.Fprintf(&h.text, "  from %v %s %s %q %s %v\n", e.From.Sub(h.start), e.Mode, e.OnChange, e.Name, e.Unit, e.Policy)
+		for _, e := range p.config.Revisions {
+			fmt.Fprintf(&h.text, "  from %v %s %s %q %s %v\n", e.EffectiveAt.Sub(h.start), e.Mode, e.OnChange, e.Name, e.Unit, e.Policy)
 		}
 	}
 }

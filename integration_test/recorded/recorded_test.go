@@ -280,7 +280,7 @@ func TestEveryMethodIsRecorded(t *testing.T) {
 		why, isLeftOut := left[method.Name]
 		require.True(t, isVerb[method.Name] || isLeftOut && why != "", "%s is neither a verb of the histories nor left out with a reason", method.Name)
 	}
-	const functions = 2 // TakeUpTo and Wait, of package take
+	const functions = 3 // TakeUpTo and Wait, of package take, and Keep
 	require.Equal(t, limiter.NumMethod()+functions, len(isVerb)+len(left), "a verb that Limiter has not")
 	for of, called := range map[reflect.Type][]string{
 		reflect.TypeFor[ratelimit.Value]():       {"At", "Leases", "MarshalJSON", "Reserve", "RetryAfter", "Take"}, // of text.projected and text.value, but Leases

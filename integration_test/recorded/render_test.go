@@ -260,7 +260,7 @@ func event(e ratelimit.Event, start time.Time) string {
 		t.field("settled", e.Limit)
 		t.number("delta", e.Delta)
 		t.flag("pending", e.Pending)
-	case ratelimit.Leased:
+	case ratelimit.LeaseChanged:
 		t.field("leased", e.Verb)
 		t.field("limit", e.Limit)
 		t.number("slots", float64(e.Slots))
@@ -270,7 +270,7 @@ func event(e ratelimit.Event, start time.Time) string {
 		t.field("failed", e.Verb)
 		t.field("limit", e.Limit)
 		t.failure(e.Err)
-	case ratelimit.Redefined:
+	case ratelimit.PolicyConflict:
 		t.field("redefined", e.Limit)
 		t.field("before", strconv.Quote(e.Before.String()))
 		t.field("policy", strconv.Quote(e.Policy.String()))

@@ -70,6 +70,7 @@ func verbs() []verb {
 // leftOut are the methods of Limiter that no history calls by itself, and why.
 func leftOut() map[string]string {
 	return map[string]string{
+		"KeepAlive":         "is the verb Keep, its name when the histories were recorded",
 		"WithTx":            "each call in a transaction is made on the Limiter that it returns",
 		"HasPolicies":       "returns a part of the Config",
 		"InTransaction":     "returns whether WithTx made the Limiter",
@@ -436,7 +437,7 @@ func hold(ctx context.Context, h *history, d *draw) ([]int, int, error) {
 func keep(ctx context.Context, h *history, d *draw) ([]int, int, error) {
 	of, while := h.leased(d), d.span(20*time.Second)+333*time.Nanosecond
 	h.text.span("while", while)
-	held, release := h.in.Keep(ctx, of.lease)
+	held, release := h.in.KeepAlive(ctx, of.lease)
 	if !h.isInTx() {
 		time.Sleep(while)
 	}
@@ -481,7 +482,7 @@ func resolve(_ context.Context, h *history, d *draw) ([]int, int, error) {
 	a := h.oneAsk(d, "Resolve")
 	r := h.requests([]ask{a})[0]
 	h.text.field("limit", h.in.Resolve(r).String())
-	if full := r.Full(h.now()); a.kind != kindCalendar {
+	if full := r.FullValue(h.now()); a.kind != kindCalendar {
 		h.text.value(full, false)
 	}
 	return []int{a.kind}, allowed, nil

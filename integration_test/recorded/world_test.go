@@ -86,7 +86,7 @@ func drawPolicy(d *draw, kind int) ratelimit.Policy {
 	case kindCalendar:
 		return drawCalendar(d)
 	case kindSlots:
-		return ratelimit.Concurrency{Most: oneOf(d, 1, 2, 4), Lease: oneOf(d, time.Second, 5*time.Second, 20*time.Second, time.Minute)}
+		return ratelimit.Concurrency{Slots: oneOf(d, 1, 2, 4), Lease: oneOf(d, time.Second, 5*time.Second, 20*time.Second, time.Minute)}
 	}
 	return ratelimit.FixedWindow{
 		Rate: oneOf(d, 8, 16.0), Period: oneOf(d, 5*time.Second, 20*time.Second, ratelimit.Day), Shards: oneOf(d, 2, 4, 8), MaxReserved: oneOf(d, 0, 8.0),
@@ -170,9 +170,9 @@ func (p *page) make() error {
 
 // drawEra draws an era of a limit. If the limit has shards, only their number changes, and the bucket is reset: any
 // other change applies to each row, and which rows have tokens is random. Another kind needs a reset.
-func (p *page) drawEra(d *draw, about subject, from time.Time) ratelimit.Era {
-	e := ratelimit.Era{
-		From: from, Name: oneOf(d, "", "", "night"), Unit: oneOf(d, "", "mails"),
+func (p *page) drawEra(d *draw, about subject, from time.Time) ratelimit.Revision {
+	e := ratelimit.Revision{
+		EffectiveAt: from, Name: oneOf(d, "", "", "night"), Unit: oneOf(d, "", "mails"),
 		OnChange: oneOf(d, "", ratelimit.KeepTokens, ratelimit.ScaleTokens, ratelimit.AddTokens, ratelimit.ResetTokens),
 	}
 	if about == aboutModes {
@@ -187,7 +187,7 @@ func (p *page) drawEra(d *draw, about subject, from time.Time) ratelimit.Era {
 	default:
 		e.Policy = drawPolicy(d, p.of.kind)
 	}
-	if about == aboutKinds && p.under(e).Numbers().Kind != p.latest().Numbers().Kind {
+	if about == aboutKinds && p.under(e).Spec().Kind != p.latest().Spec().Kind {
 		e.OnChange = ratelimit.ResetTokens
 	}
 	return e
@@ -195,14 +195,14 @@ func (p *page) drawEra(d *draw, about subject, from time.Time) ratelimit.Era {
 
 // latest returns the limit with the policy of the last era.
 func (p *page) latest() ratelimit.Limit {
-	if n := len(p.config.Eras); n > 0 {
-		return p.under(p.config.Eras[n-1])
+	if n := len(p.config.Revisions); n > 0 {
+		return p.under(p.config.Revisions[n-1])
 	}
 	return p.of.defined[0]
 }
 
 // under returns the limit with the policy of an era.
-func (p *page) under(e ratelimit.Era) ratelimit.Limit {
+func (p *page) under(e ratelimit.Revision) ratelimit.Limit {
 	if e.Policy == nil {
 		return p.of.defined[0]
 	}
@@ -240,7 +240,7 @@ func drawPages(d *draw, about subject, limits []*limit, keys []string, start tim
 				if from = from.Add(time.Microsecond + d.span(20*time.Second)); !changes {
 					from = time.Time{}
 				}
-				p.config.Eras = append(p.config.Eras, p.drawEra(d, about, from))
+				p.config.Revisions = append(p.config.Revisions, p.drawEra(d, about, from))
 			}
 			if d.oneIn(8) {
 				p.config.PausedUntil, p.config.PauseReason = start.Add(d.span(20*time.Second)), oneOf(d, "", "upstream is down")
@@ -270,15 +270,15 @@ func (p *page) change(d *draw, about subject, now time.Time) (text string, err e
 		p.config.PausedUntil, p.config.PauseReason = time.Time{}, ""
 		text = "resume"
 	default:
-		if len(p.config.Eras) == 0 {
-			p.config.Eras = []ratelimit.Era{{}}
+		if len(p.config.Revisions) == 0 {
+			p.config.Revisions = []ratelimit.Revision{{}}
 		}
 		from := now.Add(oneOf(d, 0, 0, time.Second, 5*time.Second))
-		if latest := p.config.Eras[len(p.config.Eras)-1].From; !from.After(latest) {
+		if latest := p.config.Revisions[len(p.config.Revisions)-1].EffectiveAt; !from.After(latest) {
 			from = latest.Add(time.Millisecond)
 		}
 		e := p.drawEra(d, about, from)
-		p.config.Eras = append(slices.Clip(p.config.Eras), e)
+		p.config.Revisions = append(slices.Clip(p.config.Revisions), e)
 		text = fmt.Sprintf("era from now%+d %s %s", from.Sub(now).Microseconds(), e.Mode, e.OnChange)
 		if e.Policy != nil {
 			text += " " + e.Policy.String()

@@ -40,7 +40,7 @@ func steppedLimits(now time.Time) map[string]stepped {
 		"bucket":  {ratelimit.Define("bucket", ratelimit.TokenBucket{Rate: 10, Period: period}), time.Minute, period / 10},
 		"window":  {ratelimit.Define("window", ratelimit.FixedWindow{Rate: 10, Period: period, Start: now.Add(-period / 2)}), period + time.Minute, period},
 		"sliding": {ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 10, Period: period, Slices: 20}), time.Hour + time.Minute, period + time.Hour},
-		"slots":   {ratelimit.Define("longSlots", ratelimit.Concurrency{Most: 10, Lease: 12 * time.Hour}), time.Minute, 12 * time.Hour},
+		"slots":   {ratelimit.Define("longSlots", ratelimit.Concurrency{Slots: 10, Lease: 12 * time.Hour}), time.Minute, 12 * time.Hour},
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 )
 
 // slots are for the verbs on leases.
-var slots = ratelimit.Define("slots", ratelimit.Concurrency{Most: 3, Lease: time.Hour})
+var slots = ratelimit.Define("slots", ratelimit.Concurrency{Slots: 3, Lease: time.Hour})
 
 // requireReadOnly checks that on a read-only server each call that writes fails with an error that says what to do, and
 // that calls that read work. The reservation and the lease are open.

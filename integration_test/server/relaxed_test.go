@@ -80,7 +80,7 @@ func TestOnlyCommitsOfTokensAreRelaxed(t *testing.T) {
 	_, a := startUnwritten(t, relaxed)
 	l, ctx := a.With(t, ratelimit.Config{RelaxedCommit: true}), t.Context()
 	slides := ratelimit.Define("slides", ratelimit.SlidingWindow{Rate: capacity, Period: ratelimit.Day})
-	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 10})
+	slots := ratelimit.Define("slots", ratelimit.Concurrency{Slots: 10})
 	take := func(requests ...ratelimit.Request) func() error {
 		return func() error { return l.Require(ctx, requests...) }
 	}

@@ -72,7 +72,7 @@ func (p *pair) policy(kind string) map[string]any {
 	says := map[string]any{"kind": kind}
 	switch kind {
 	case "concurrency":
-		says["most"], says["lease"] = one(p.Rand, 1, 3, 5), one(p.Rand, "30s", "1h")
+		says["slots"], says["lease"] = one(p.Rand, 1, 3, 5), one(p.Rand, "30s", "1h")
 		return says
 	case "calendar window":
 		says["rate"], says["resets"] = one(p.Rand, 3.0, 10, 0.7), one(p.Rand, "day", "week", "month", "quarter", "year")

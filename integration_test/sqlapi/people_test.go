@@ -52,7 +52,7 @@ var everyKind = map[string]string{
 	"window":   `{"kind": "fixed window", "rate": 3, "period": "1h"}`,
 	"sliding":  `{"kind": "sliding window", "rate": 3, "period": "1h"}`,
 	"calendar": `{"kind": "calendar window", "rate": 3, "resets": "month"}`,
-	"slots":    `{"kind": "concurrency", "most": 3}`,
+	"slots":    `{"kind": "concurrency", "slots": 3}`,
 	"sharded":  `{"rate": 10, "period": "1m", "shards": 4}`,
 	"later":    `{"kind": "leaky", "drops": 7}`,
 	"off":      `{"rate": 10, "period": "1m", "mode": "off"}`,
@@ -186,7 +186,7 @@ func TestUnreadableRules(t *testing.T) {
 		`{"kind": "calendar window", "rate": 1, "resets": "hour"}`:                        "write one of day, week, month, quarter, year",
 		`{"kind": "calendar window", "rate": 1, "resets": "day", "zone": "Mars/Olympus"}`: "no time zone \"Mars/Olympus\"",
 		`{"kind": "calendar window", "rate": 1, "resets": "day", "first_day": 2}`:         "first_day for months",
-		`{"kind": "concurrency", "most": 1.5}`:                                            "no whole number",
+		`{"kind": "concurrency", "slots": 1.5}`:                                           "no whole number",
 	} {
 		err := failure(t, pool, "22023", `INSERT INTO ratelimit.rules (version, of, name, says, author, reason) VALUES (1, 'rule', 'm', $1, 'ana', 'x')`, says)
 		require.Contains(t, err.Message, why)

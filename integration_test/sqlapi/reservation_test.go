@@ -238,7 +238,7 @@ func TestLeases(t *testing.T) {
 	require.WithinDuration(t, time.Now().Add(time.Minute), ends, time.Minute)
 	limiter, err := ratelimit.New(pool, ratelimit.Config{})
 	require.NoError(t, err)
-	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 3})
+	slots := ratelimit.Define("slots", ratelimit.Concurrency{Slots: 3})
 	l, err := limiter.Acquire(t.Context(), slots.For("ana"))
 	require.NoError(t, err)
 	require.True(t, l.Allowed)

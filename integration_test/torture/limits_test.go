@@ -106,7 +106,7 @@ func (c *catalog) addMoving() {
 		{Limit: ratelimit.Define("ready", ratelimit.TokenBucket{Rate: 30, Period: time.Second, Capacity: 10, MaxReserved: 60}), bound: flow(10, 30, c.began)},
 		{Limit: ratelimit.Define("reset", perSecond(2, 30)), bound: flow(30, 2, c.began)},
 		{Limit: ratelimit.Define("ruled", perSecond(10, 10)), bound: flow(mostRuled, mostRuled, c.began)},
-		{Limit: ratelimit.Define("slots", ratelimit.Concurrency{Most: mostSlots, Lease: lease})},
+		{Limit: ratelimit.Define("slots", ratelimit.Concurrency{Slots: mostSlots, Lease: lease})},
 	} {
 		s.keys = []string{"ada"}
 		c.add(s)

@@ -66,7 +66,7 @@ func Hold(ctx context.Context, limiter *ratelimit.Limiter, lease ratelimit.Lease
 	if lease.ID == "" {
 		return ctx, func() error { return nil }
 	}
-	kept, end := limiter.Keep(ctx, lease)
+	kept, end := limiter.KeepAlive(ctx, lease)
 	held = ctx
 	if _, enforced := Held(lease.Decision); enforced {
 		held = kept

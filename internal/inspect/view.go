@@ -219,7 +219,7 @@ func Views(ctx context.Context, limiter *ratelimit.Limiter, buckets []Bucket,
 		all.Go(func() { // concurrent calls share a statement
 			defer func() { panics[i] = recover() }()
 			errs[i] = views[i].SetLevels(plans, func(plan string) (*Level, error) {
-				value, err := limiter.Value(ctx, limit.ForStored(b.Key).Plan(plan))
+				value, err := limiter.Value(ctx, limit.ForStoredKey(b.Key).Plan(plan))
 				return LevelOf(value), err
 			})
 		})

@@ -28,7 +28,7 @@ func (l *Level) Why(cost float64) (why string, until time.Time) {
 		return why, time.Time{}
 	case err != nil || wait == 0:
 		return "", time.Time{}
-	case l.Value.Limit.Numbers().Kind == ratelimit.KindConcurrency:
+	case l.Value.Limit.Spec().Kind == ratelimit.KindConcurrency:
 		why = fmt.Sprintf("%s of %s slots are held", words.Number(l.Capacity-l.Tokens), words.Number(l.Capacity))
 	case l.Tokens < 0:
 		why = strings.TrimSpace(fmt.Sprintf("it owes %s %s", thousandths(-l.Tokens), l.Unit))

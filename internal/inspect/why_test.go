@@ -14,7 +14,7 @@ import (
 func TestWhy(t *testing.T) {
 	t.Parallel()
 	quota := ratelimit.Define("quota", ratelimit.TokenBucket{Rate: 10, Period: time.Minute})
-	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 2, Lease: time.Hour})
+	slots := ratelimit.Define("slots", ratelimit.Concurrency{Slots: 2, Lease: time.Hour})
 	for name, test := range map[string]struct {
 		limit        ratelimit.Limit
 		used, asked  float64
@@ -35,7 +35,7 @@ func TestWhy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			value := test.limit.For("ada").Full(noon)
+			value := test.limit.For("ada").FullValue(noon)
 			if test.used > test.limit.Capacity() {
 				value, _ = value.Reserve(noon, test.used)
 			} else {

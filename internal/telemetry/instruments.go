@@ -100,7 +100,7 @@ func Instruments() []Instrument {
 			"Wait for earlier transactions of this or other processes.", seconds()),
 		pruned: counter("ratelimit_pruned_buckets_total", "ratelimit.pruned", "{bucket}",
 			"Deleted rows of full buckets."),
-		mended: counter("ratelimit_mended_buckets_total", "ratelimit.mended", "{bucket}",
+		mended: counter("ratelimit_clock_repairs_total", "ratelimit.clock_repairs", "{bucket}",
 			"Buckets that a wrong clock had left in the future.", "limit"),
 		answers: counter("ratelimit_answers_total", "ratelimit.answers", "{request}",
 			"Answers of guards in front of handlers, by result.", "route", "limit", "result"),
@@ -163,18 +163,18 @@ func Measure(event ratelimit.Event, record func(instrument int, value float64, l
 	case ratelimit.Settlement:
 		name, tokens := direction(e)
 		record(settlementDelta, tokens, e.Limit, name)
-	case ratelimit.Leased:
+	case ratelimit.LeaseChanged:
 		record(leases, 1, e.Limit, Lease(e))
 	case ratelimit.Conflicted:
 		record(conflicts, 1, e.Verb)
 	case ratelimit.Batched:
 		record(batchSize, float64(e.Calls))
 		record(batchDuration, e.Elapsed.Seconds())
-	case ratelimit.Queued:
+	case ratelimit.QueueWait:
 		record(queueWait, e.Waited.Seconds())
 	case ratelimit.Pruned:
 		record(pruned, float64(e.Buckets))
-	case ratelimit.Mended:
+	case ratelimit.ClockRepaired:
 		record(mended, 1, e.Limit)
 	case ratelimit.Answered:
 		record(answers, 1, e.Route, e.Limit, Answer(e))

@@ -153,7 +153,7 @@ func decisive(d ratelimit.Decision) *ratelimit.State {
 
 // kindOf returns the kind of a limit in one word; empty for the zero Limit.
 func kindOf(limit ratelimit.Limit) string {
-	return strings.ReplaceAll(string(limit.Numbers().Kind), " ", "_")
+	return strings.ReplaceAll(string(limit.Spec().Kind), " ", "_")
 }
 
 // Transaction returns the result of a transaction that did not fail: "committed", or "rolled_back" by its own error.
@@ -165,7 +165,7 @@ func Transaction(e ratelimit.Transacted) string {
 }
 
 // Lease returns the result of a lease: "renewed", "released", or "lost" if it was not held any more.
-func Lease(e ratelimit.Leased) string {
+func Lease(e ratelimit.LeaseChanged) string {
 	switch {
 	case e.Lost:
 		return "lost"

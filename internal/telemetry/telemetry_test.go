@@ -69,7 +69,7 @@ func TestRequests(t *testing.T) {
 func TestKinds(t *testing.T) {
 	t.Parallel()
 	bucket, fixed := ratelimit.PerSecond(1), ratelimit.FixedWindow{Rate: 1, Period: time.Second}
-	sliding, slots := ratelimit.SlidingWindow{Rate: 1, Period: time.Second, Slices: 10}, ratelimit.Concurrency{Most: 1}
+	sliding, slots := ratelimit.SlidingWindow{Rate: 1, Period: time.Second, Slices: 10}, ratelimit.Concurrency{Slots: 1}
 	calendar := ratelimit.CalendarWindow{Rate: 1, Resets: ratelimit.Daily}
 	for want, policies := range map[string][]ratelimit.Policy{
 		"token_bucket":    {bucket, &bucket},
@@ -267,12 +267,12 @@ func TestInstruments(t *testing.T) {
 		ratelimit.Failed{Verb: "take", Err: context.Canceled},
 		ratelimit.Transacted{},
 		ratelimit.Settlement{Delta: 1},
-		ratelimit.Leased{},
+		ratelimit.LeaseChanged{},
 		ratelimit.Conflicted{},
 		ratelimit.Batched{},
-		ratelimit.Queued{},
+		ratelimit.QueueWait{},
 		ratelimit.Pruned{},
-		ratelimit.Mended{},
+		ratelimit.ClockRepaired{},
 		ratelimit.Answered{},
 		ratelimit.RulesLoaded{},
 		ratelimit.RulesChecked{},
@@ -316,12 +316,12 @@ func TestTheDecidingRuleIsReported(t *testing.T) {
 	ofTwo := ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Start: now}
 	for _, config := range []*ratelimit.RulingConfig{
 		nil,
-		{Name: "window", Eras: []ratelimit.Era{{Policy: ofTwo}}},
-		{Name: "window", Eras: []ratelimit.Era{{Policy: ofTwo}}},
-		{Name: "tried", Eras: []ratelimit.Era{{Policy: ofTwo, Mode: ratelimit.Shadow}}},
-		{Name: "off", Eras: []ratelimit.Era{{Mode: ratelimit.Off}}},
+		{Name: "window", Revisions: []ratelimit.Revision{{Policy: ofTwo}}},
+		{Name: "window", Revisions: []ratelimit.Revision{{Policy: ofTwo}}},
+		{Name: "tried", Revisions: []ratelimit.Revision{{Policy: ofTwo, Mode: ratelimit.Shadow}}},
+		{Name: "off", Revisions: []ratelimit.Revision{{Mode: ratelimit.Off}}},
 		{Name: "paused", PausedUntil: now.Add(time.Minute)},
-		{Name: "window", Eras: []ratelimit.Era{{Policy: ofTwo}}, PausedUntil: now.Add(time.Minute)},
+		{Name: "window", Revisions: []ratelimit.Revision{{Policy: ofTwo}}, PausedUntil: now.Add(time.Minute)},
 	} {
 		if config != nil {
 			s.rule, err = ratelimit.NewRuling(perUser, *config)

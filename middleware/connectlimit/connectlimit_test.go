@@ -256,7 +256,7 @@ func TestMessagesAreCharged(t *testing.T) {
 // TestSlotsAreHeldWhileTheHandlerRuns promises a slot for a call and for a stream until its handler has ended.
 func TestSlotsAreHeldWhileTheHandlerRuns(t *testing.T) {
 	t.Parallel()
-	atOnce := ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1})
+	atOnce := ratelimit.Define("atOnce", ratelimit.Concurrency{Slots: 1})
 	b := setup(t, ratelimittest.NewDB(), connectlimit.Config{Requests: asking(atOnce.For("17"))})
 	b.say = func(ctx context.Context) (string, error) {
 		_, held := ratelimit.LeaseFromContext(ctx)

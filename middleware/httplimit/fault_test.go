@@ -153,7 +153,7 @@ func TestAPanicOfAHookIsTheHandlers(t *testing.T) {
 	}{
 		"Decided":  {userLimit, decides(perUser), true},
 		"Answered": {userLimit, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Answered); return is }, true},
-		"Release":  {slotLimit, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Leased); return is }, false},
+		"Release":  {slotLimit, func(e ratelimit.Event) bool { _, is := e.(ratelimit.LeaseChanged); return is }, false},
 		"Clock":    {slotLimit, func(ratelimit.Event) bool { return false }, true}, // at the release
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -32,7 +32,7 @@ var (
 var (
 	anyMinute = ratelimit.Define("anyMinute", ratelimit.SlidingWindow{Rate: 10, Period: time.Minute, Slices: 6})
 	aMonth    = ratelimit.Define("aMonth", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, Zone: "Europe/Berlin"})
-	slots     = ratelimit.Define("slots", ratelimit.Concurrency{Most: 3, Lease: time.Minute})
+	slots     = ratelimit.Define("slots", ratelimit.Concurrency{Slots: 3, Lease: time.Minute})
 )
 
 func one(limit ratelimit.Limit) []httplimit.Limit {

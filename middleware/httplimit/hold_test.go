@@ -17,7 +17,7 @@ import (
 )
 
 // atOnce has two slots for each user, whose leases are renewed every second.
-var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 2, Lease: 3 * time.Second})
+var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Slots: 2, Lease: 3 * time.Second})
 
 var slotLimit = httplimit.Limit{Limit: atOnce, Key: user}
 
@@ -59,7 +59,7 @@ func TestTheSlotIsFreeAfterAnyEndOfTheHandler(t *testing.T) {
 // receives it afterwards. A handler continues if its limit is in shadow mode.
 func TestALostSlotEndsTheRequest(t *testing.T) {
 	t.Parallel()
-	quick := ratelimit.Define("quick", ratelimit.Concurrency{Most: 2, Lease: time.Minute})
+	quick := ratelimit.Define("quick", ratelimit.Concurrency{Slots: 2, Lease: time.Minute})
 	for name, c := range map[string]struct {
 		policies ratelimit.Policies
 		told     []string
@@ -155,7 +155,7 @@ func TestAStoredRuleMayHaveSlots(t *testing.T) {
 		return b.limited(t, limits(planned(perUser), planned(atOnce)), inline(work))
 	}
 	s.set(t, atOnce, "", of(ratelimit.PerHour(10)))
-	s.set(t, perUser, "", of(ratelimit.Concurrency{Most: 1}))
+	s.set(t, perUser, "", of(ratelimit.Concurrency{Slots: 1}))
 	for range 3 {
 		require.Equal(t, http.StatusOK, do(handler(func(exchange) {
 			require.Equal(t, http.StatusTooManyRequests, do(handler(func(exchange) {}), request(t)).Code)
@@ -167,7 +167,7 @@ func TestAStoredRuleMayHaveSlots(t *testing.T) {
 		_, held := ratelimit.LeaseFromContext(e.r.Context())
 		require.False(t, held, "there are buckets only")
 	}), request(t)).Code)
-	s.set(t, atOnce, "", ratelimit.Era{Mode: ratelimit.Off})
+	s.set(t, atOnce, "", ratelimit.Revision{Mode: ratelimit.Off})
 	require.Equal(t, http.StatusOK, do(handler(func(exchange) {}), request(t)).Code)
 }
 

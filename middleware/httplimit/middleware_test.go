@@ -294,7 +294,7 @@ func TestKeysAndCosts(t *testing.T) {
 // other buckets.
 func TestNestedMiddlewaresThatCountTwiceSaySo(t *testing.T) {
 	t.Parallel()
-	slots := ratelimit.Define("slots", ratelimit.Concurrency{Most: 9})
+	slots := ratelimit.Define("slots", ratelimit.Concurrency{Slots: 9})
 	global := limits(httplimit.Limit{Limit: everyone, Global: true})
 	given := func(requests ...ratelimit.Request) httplimit.Config {
 		return httplimit.Config{Requests: func(*http.Request) ([]ratelimit.Request, error) { return requests, nil }}
@@ -311,7 +311,7 @@ func TestNestedMiddlewaresThatCountTwiceSaySo(t *testing.T) {
 		"a cost of 2":     {given(perUser.For("ada").Cost(2)), given(perUser.For("ada").Plan("pro")), 1},
 		"other limits":    {limits(userLimit), global, 0},
 		"other keys":      {given(perUser.For("ada")), given(perUser.For("bob")), 0},
-		"a stored key":    {given(perUser.For("ada")), given(perUser.ForStored("ada")), 1},
+		"a stored key":    {given(perUser.For("ada")), given(perUser.ForStoredKey("ada")), 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

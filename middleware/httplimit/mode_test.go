@@ -75,7 +75,7 @@ func TestFieldsOmitLimitsThatAreNotEnforced(t *testing.T) {
 }
 
 // mode is an era that keeps the code's policy.
-func mode(m ratelimit.Mode) ratelimit.Era { return ratelimit.Era{Mode: m} }
+func mode(m ratelimit.Mode) ratelimit.Revision { return ratelimit.Revision{Mode: m} }
 
 // TestALimitThatIsOffAllowsAnyCost promises that a limit whose rule is off allows a request of any cost, takes nothing
 // and is in no field.
@@ -219,9 +219,9 @@ func (s stored) RulingFor(limit ratelimit.Limit, plan, _ string) *ratelimit.Ruli
 func (stored) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
 // set stores a rule of one era for the keys of a limit that are on a plan.
-func (s stored) set(t *testing.T, limit ratelimit.Limit, plan string, era ratelimit.Era) {
+func (s stored) set(t *testing.T, limit ratelimit.Limit, plan string, era ratelimit.Revision) {
 	t.Helper()
-	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: limit.Name() + "/" + plan, Eras: []ratelimit.Era{era}})
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: limit.Name() + "/" + plan, Revisions: []ratelimit.Revision{era}})
 	require.NoError(t, err)
 	s[storedKey{limit.Name(), plan}] = rule
 }
@@ -242,7 +242,7 @@ func planned(limit ratelimit.Limit) httplimit.Limit {
 	return httplimit.Limit{Limit: limit, Key: user, Plan: httplimit.Header("X-Plan")}
 }
 
-func of(policy ratelimit.Policy) ratelimit.Era { return ratelimit.Era{Policy: policy} }
+func of(policy ratelimit.Policy) ratelimit.Revision { return ratelimit.Revision{Policy: policy} }
 
 // TestRulesMayHaveOtherCapacities promises that a request costs too much, or not, by the policy in effect when it
 // comes. A rule can open a limit of capacity 0, and a settlement is booked on the rule's bucket, up to its capacity.
@@ -303,6 +303,6 @@ func TestFieldsHaveTheDecidingPolicy(t *testing.T) {
 	require.Equal(t, "900", trio.Get("RateLimit-Limit"), "what is carried over is no part of the quota, but of the capacity")
 	require.Equal(t, "898", trio.Get("RateLimit-Remaining"))
 
-	s.set(t, perPlan, "batch", ratelimit.Era{Policy: ratelimit.PerMinute(600), Unit: "tokens"})
+	s.set(t, perPlan, "batch", ratelimit.Revision{Policy: ratelimit.PerMinute(600), Unit: "tokens"})
 	require.Equal(t, `"perPlan";q=600;w=60;qu="tokens"`, fields(httplimit.DraftHeaders, "eve", "batch").Get("RateLimit-Policy"))
 }

@@ -11,9 +11,9 @@ import (
 const maxInteger = 999_999_999_999_999
 
 // schedule has the numbers of a limit that the fields tell.
-type schedule struct{ ratelimit.Numbers }
+type schedule struct{ ratelimit.Spec }
 
-func scheduleOf(limit ratelimit.Limit) schedule { return schedule{limit.Numbers()} }
+func scheduleOf(limit ratelimit.Limit) schedule { return schedule{limit.Spec()} }
 
 // period returns the time in which Rate tokens arrive, and 0 if it has no fixed length.
 func (s schedule) period() time.Duration {

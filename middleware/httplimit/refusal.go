@@ -198,7 +198,7 @@ func (f Refusal) body(as string) (contentType string, body []byte) {
 
 // inWords returns a limit's policy for people, as in "10 per minute".
 func inWords(limit ratelimit.Limit) string {
-	switch n := limit.Numbers(); n.Kind {
+	switch n := limit.Spec(); n.Kind {
 	case ratelimit.KindSlidingWindow:
 		return words.InAny(n.Rate, n.Period)
 	case ratelimit.KindCalendarWindow:
@@ -245,8 +245,8 @@ func (m *middleware) jitter(asks []ask, wait time.Duration) time.Duration {
 	span := time.Duration(float64(wait) * m.config.RetryJitter)
 	for _, a := range asks {
 		if a.key != "" {
-			return wait + ratelimit.SpreadFor(a.key, span, 1)
+			return wait + ratelimit.JitterFor(a.key, span, 1)
 		}
 	}
-	return wait + ratelimit.Spread(span)
+	return wait + ratelimit.Jitter(span)
 }

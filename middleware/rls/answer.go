@@ -95,7 +95,7 @@ func units() []unit {
 // limitOf returns the limit of a state. A period of several units has a multiplier, and a period without a whole number
 // of units has no unit.
 func limitOf(s *ratelimit.State) *ratelimitv3.RateLimitResponse_RateLimit {
-	n := s.Limit.Numbers()
+	n := s.Limit.Spec()
 	limit := &ratelimitv3.RateLimitResponse_RateLimit{
 		Name:            s.Limit.Name(),
 		RequestsPerUnit: uint32(min(n.Rate, math.MaxUint32)),

@@ -20,7 +20,7 @@
 //	ratelimit.batch.duration       s          how long the database took for them
 //	ratelimit.queue.wait           s          wait for earlier transactions of this process, or of all
 //	ratelimit.pruned               {bucket}   full buckets deleted
-//	ratelimit.mended               {bucket}   buckets that a wrong clock had left in the future
+//	ratelimit.clock_repairs               {bucket}   buckets that a wrong clock had left in the future
 //	ratelimit.answers              {request}  what guards made of requests: httplimit, grpclimit, connectlimit
 //	ratelimit.rules.loads          {load}     loads of rules from tables, by result
 //	ratelimit.rules.load.duration  s          how long a load took

@@ -116,7 +116,7 @@ func TestSpans(t *testing.T) {
 	refused.Began = began
 	b.Observe(cancelled, refused)
 	b.Observe(ctx, ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fault, Began: began, Elapsed: time.Second})
-	b.Observe(ctx, ratelimit.Queued{})
+	b.Observe(ctx, ratelimit.QueueWait{})
 
 	spans := b.spans.Ended()
 	require.Len(t, spans, 2, "one for a decision, and one for a failure")
@@ -157,13 +157,13 @@ func story() []ratelimit.Event {
 		ratelimit.Settlement{Limit: "perUser", Delta: 5},
 		ratelimit.Settlement{Limit: "perUser", Delta: -2},
 		ratelimit.Settlement{Limit: "perUser", Delta: -1},
-		ratelimit.Leased{Verb: "renew_lease", Limit: "perUser", Slots: 2},
-		ratelimit.Leased{Verb: "renew_lease", Limit: "perUser", Slots: 2, Lost: true},
-		ratelimit.Leased{Verb: "release", Limit: "perUser", Slots: 2},
+		ratelimit.LeaseChanged{Verb: "renew_lease", Limit: "perUser", Slots: 2},
+		ratelimit.LeaseChanged{Verb: "renew_lease", Limit: "perUser", Slots: 2, Lost: true},
+		ratelimit.LeaseChanged{Verb: "release", Limit: "perUser", Slots: 2},
 		ratelimit.Batched{Calls: 30, Elapsed: 3 * time.Second},
-		ratelimit.Queued{Waited: 4 * time.Second},
+		ratelimit.QueueWait{Waited: 4 * time.Second},
 		ratelimit.Pruned{Buckets: 6, Elapsed: time.Second},
-		ratelimit.Mended{Limit: "perUser"},
+		ratelimit.ClockRepaired{Limit: "perUser"},
 		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: errors.New("lost")},
 		ratelimit.Answered{Route: "/chat", Result: "bad_key", Shadow: true},
 		ratelimit.Answered{Route: "edge", Result: "unlimited"},

@@ -22,7 +22,7 @@
 //	ratelimit_batch_duration_seconds{}                              how long the database took for them
 //	ratelimit_queue_wait_seconds{}                                  wait for earlier transactions of this process
 //	ratelimit_pruned_buckets_total{}                                full buckets deleted
-//	ratelimit_mended_buckets_total{limit}                            buckets that a wrong clock had left in the future
+//	ratelimit_clock_repairs_total{limit}                            buckets that a wrong clock had left in the future
 //	ratelimit_answers_total{route,limit,result}                      what guards made of requests: httplimit, grpclimit, connectlimit
 //	ratelimit_rules_loads_total{result}                             loads of rules from tables
 //	ratelimit_rules_load_duration_seconds{result}                   how long a load took

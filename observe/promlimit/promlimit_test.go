@@ -72,12 +72,12 @@ func story() []ratelimit.Event {
 		ratelimit.Settlement{Limit: "perUser", Delta: 5},
 		ratelimit.Settlement{Limit: "perUser", Delta: -2},
 		ratelimit.Settlement{Limit: "perUser", Delta: -1},
-		ratelimit.Leased{Verb: "renew_lease", Limit: "perUser", Slots: 2},
-		ratelimit.Leased{Verb: "release", Limit: "perUser", Slots: 2, Lost: true},
+		ratelimit.LeaseChanged{Verb: "renew_lease", Limit: "perUser", Slots: 2},
+		ratelimit.LeaseChanged{Verb: "release", Limit: "perUser", Slots: 2, Lost: true},
 		ratelimit.Batched{Calls: 30, Elapsed: 3 * time.Second},
-		ratelimit.Queued{Waited: 4 * time.Second},
+		ratelimit.QueueWait{Waited: 4 * time.Second},
 		ratelimit.Pruned{Buckets: 6, Elapsed: time.Second},
-		ratelimit.Mended{Limit: "perUser"},
+		ratelimit.ClockRepaired{Limit: "perUser"},
 		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
 		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
 		ratelimit.Answered{Route: "/chat", Limit: "perDay", Result: "bad_key", Shadow: true},
@@ -130,13 +130,13 @@ func TestMaxNames(t *testing.T) {
 	for g := range 4 {
 		told.Go(func() {
 			for i := range 100 {
-				observer.Observe(t.Context(), ratelimit.Mended{Limit: fmt.Sprintf("tenant%d", (i+g)%100)})
+				observer.Observe(t.Context(), ratelimit.ClockRepaired{Limit: fmt.Sprintf("tenant%d", (i+g)%100)})
 				observer.Observe(t.Context(), ratelimit.Answered{Route: fmt.Sprintf("/%d", (i+g)%100), Result: "allowed"})
 			}
 		})
 	}
 	told.Wait()
-	n, err := testutil.GatherAndCount(registry, "ratelimit_mended_buckets_total")
+	n, err := testutil.GatherAndCount(registry, "ratelimit_clock_repairs_total")
 	require.NoError(t, err)
 	require.Equal(t, 4, n, "three and <other>")
 	n, err = testutil.GatherAndCount(registry, "ratelimit_answers_total")
@@ -147,7 +147,7 @@ func TestMaxNames(t *testing.T) {
 	families, err := registry.Gather()
 	require.NoError(t, err)
 	for _, f := range families {
-		if f.GetName() != "ratelimit_mended_buckets_total" {
+		if f.GetName() != "ratelimit_clock_repairs_total" {
 			continue
 		}
 		for _, m := range f.GetMetric() {

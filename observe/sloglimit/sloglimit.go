@@ -35,13 +35,13 @@ type Config struct {
 	// example without a key. Defaults to slog.LevelInfo.
 	Refused slog.Leveler
 	// Failed is the level of calls that failed or gave up under contention, and of rules that could not be loaded. Calls
-	// whose caller left are written at the level of Mended if it had waited for more than a quarter of a second, and
+	// whose caller left are written at the level of Anomaly if it had waited for more than a quarter of a second, and
 	// otherwise at the level of Detail. Defaults to slog.LevelError.
 	Failed slog.Leveler
-	// Mended is the level of anomalies: buckets that a wrong clock had left in the future, rules that were loaded late,
+	// Anomaly is the level of anomalies: buckets that a wrong clock had left in the future, rules that were loaded late,
 	// lost leases, names with two policies, plans without a rule, and callers that left after a long wait. Defaults to
 	// slog.LevelWarn.
-	Mended slog.Leveler
+	Anomaly slog.Leveler
 	// Changed is the level of loads of rules in another version than before. Defaults to slog.LevelInfo.
 	Changed slog.Leveler
 	// Detail is the level of everything else: transactions, retried conflicts, waits, batches, prunes, shares of
@@ -61,7 +61,7 @@ func (c Config) withDefaults() Config {
 		{&c.Allowed, slog.LevelDebug},
 		{&c.Refused, slog.LevelInfo},
 		{&c.Failed, slog.LevelError},
-		{&c.Mended, slog.LevelWarn},
+		{&c.Anomaly, slog.LevelWarn},
 		{&c.Changed, slog.LevelInfo},
 		{&c.Detail, slog.LevelDebug},
 	} {
@@ -92,13 +92,13 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 		o.decided(ctx, e)
 	case ratelimit.Failed:
 		o.failed(ctx, e)
-	case ratelimit.Mended:
-		o.warn(ctx, "ratelimit: clock mended", slog.String("limit", e.Limit))
-	case ratelimit.Redefined:
-		o.log(ctx, o.config.Mended, "ratelimit: one name, two policies", slog.String("limit", e.Limit),
+	case ratelimit.ClockRepaired:
+		o.warn(ctx, "ratelimit: clock repaired", slog.String("limit", e.Limit))
+	case ratelimit.PolicyConflict:
+		o.log(ctx, o.config.Anomaly, "ratelimit: one name, two policies", slog.String("limit", e.Limit),
 			slog.String("before", e.Before.String()), slog.String("policy", e.Policy.String()))
 	case ratelimit.PlanWithoutRule:
-		o.log(ctx, o.config.Mended, "ratelimit: plan without a rule", slog.String("limit", e.Limit),
+		o.log(ctx, o.config.Anomaly, "ratelimit: plan without a rule", slog.String("limit", e.Limit),
 			slog.String("plan", e.Plan))
 	case ratelimit.Answered:
 		o.answered(ctx, e)
@@ -106,7 +106,7 @@ func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
 		o.rulesLoaded(ctx, e)
 	case ratelimit.RulesChecked:
 		o.rules.Worked(ctx, o.config.Logger, "ratelimit: rules can be loaded again")
-	case ratelimit.Leased:
+	case ratelimit.LeaseChanged:
 		o.leased(ctx, e)
 	case ratelimit.Transacted:
 		o.worked(ctx)
@@ -198,7 +198,7 @@ func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
 	case telemetry.Cancelled:
 		level, message = o.config.Detail, "ratelimit: cancelled"
 		if telemetry.HasStalled(e) {
-			level = o.config.Mended
+			level = o.config.Anomaly
 		}
 	}
 	if !o.enabled(ctx, level) {
@@ -247,7 +247,7 @@ func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
 			return
 		}
 	case e.Late > 0:
-		level = o.config.Mended
+		level = o.config.Anomaly
 		fallthrough
 	default:
 		o.rules.Worked(ctx, o.config.Logger, "ratelimit: rules can be loaded again")
@@ -271,7 +271,7 @@ func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
 }
 
 // leased writes what became of a lease. Work whose lease was lost may have run beside others.
-func (o *Observer) leased(ctx context.Context, e ratelimit.Leased) {
+func (o *Observer) leased(ctx context.Context, e ratelimit.LeaseChanged) {
 	attrs := []slog.Attr{
 		slog.String("result", telemetry.Lease(e)), slog.String("limit", e.Limit),
 		slog.Int("slots", e.Slots),
@@ -287,7 +287,7 @@ func (o *Observer) leased(ctx context.Context, e ratelimit.Leased) {
 // warn writes at growing intervals, because an outage or a wrong clock may concern thousands of leases or buckets.
 func (o *Observer) warn(ctx context.Context, message string, attrs ...slog.Attr) {
 	if omitted, isDue := o.warnings.Due(message, ""); isDue {
-		o.log(ctx, o.config.Mended, message, appendOmitted(attrs, omitted)...)
+		o.log(ctx, o.config.Anomaly, message, appendOmitted(attrs, omitted)...)
 	}
 }
 
@@ -308,7 +308,7 @@ func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
 			slog.String("error", telemetry.ErrorText(e.Err)))
 	case ratelimit.Batched:
 		o.log(ctx, o.config.Detail, "ratelimit: batch", slog.Int("calls", e.Calls), seconds("elapsed_s", e.Elapsed))
-	case ratelimit.Queued:
+	case ratelimit.QueueWait:
 		o.log(ctx, o.config.Detail, "ratelimit: queued", seconds("waited_s", e.Waited))
 	case ratelimit.ShareChanged:
 		attrs := []slog.Attr{slog.String("limit", e.Limit), slog.Float64("before", e.Before), slog.Float64("share", e.Share)}

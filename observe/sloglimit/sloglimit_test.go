@@ -149,19 +149,19 @@ func TestObserve(t *testing.T) {
 		"settled": {ratelimit.Settlement{Limit: "perUser", Delta: -4, Pending: true}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: settled", "limit": "perUser", "delta": -4.0, "pending": true,
 		}},
-		"lease released": {ratelimit.Leased{Verb: "release", Limit: "jobs", Slots: 2, Pending: true}, map[string]any{
+		"lease released": {ratelimit.LeaseChanged{Verb: "release", Limit: "jobs", Slots: 2, Pending: true}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: lease", "result": "released", "limit": "jobs", "slots": 2.0, "pending": true,
 		}},
-		"lease renewed": {ratelimit.Leased{Verb: "renew_lease", Limit: "jobs", Slots: 2}, map[string]any{
+		"lease renewed": {ratelimit.LeaseChanged{Verb: "renew_lease", Limit: "jobs", Slots: 2}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: lease", "result": "renewed", "limit": "jobs", "slots": 2.0,
 		}},
-		"lease lost": {ratelimit.Leased{Verb: "release", Limit: "jobs", Slots: 2, Lost: true}, map[string]any{
+		"lease lost": {ratelimit.LeaseChanged{Verb: "release", Limit: "jobs", Slots: 2, Lost: true}, map[string]any{
 			"level": "WARN", "msg": "ratelimit: lease", "result": "lost", "limit": "jobs", "slots": 2.0,
 		}},
 		"batch": {ratelimit.Batched{Calls: 9, Elapsed: time.Second}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: batch", "calls": 9.0, "elapsed_s": 1.0,
 		}},
-		"queued": {ratelimit.Queued{Waited: time.Second}, map[string]any{"level": "DEBUG", "msg": "ratelimit: queued", "waited_s": 1.0}},
+		"queued": {ratelimit.QueueWait{Waited: time.Second}, map[string]any{"level": "DEBUG", "msg": "ratelimit: queued", "waited_s": 1.0}},
 		"pruned": {ratelimit.Pruned{Buckets: 5, Elapsed: time.Second}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: pruned", "buckets": 5.0, "elapsed_s": 1.0,
 		}},
@@ -178,14 +178,14 @@ func TestObserve(t *testing.T) {
 		"share": {ratelimit.ShareChanged{Limit: "perUser", Before: 1, Share: 0.25, Applied: true}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: share", "limit": "perUser", "before": 1.0, "share": 0.25, "applied": true,
 		}},
-		"redefined": {ratelimit.Redefined{Limit: "api", Before: ratelimit.PerHour(10), Policy: ratelimit.PerHour(20)}, map[string]any{
+		"redefined": {ratelimit.PolicyConflict{Limit: "api", Before: ratelimit.PerHour(10), Policy: ratelimit.PerHour(20)}, map[string]any{
 			"level": "WARN", "msg": "ratelimit: one name, two policies", "limit": "api",
 			"before": ratelimit.PerHour(10).String(), "policy": ratelimit.PerHour(20).String(),
 		}},
 		"plan": {ratelimit.PlanWithoutRule{Limit: "api", Plan: "por"}, map[string]any{
 			"level": "WARN", "msg": "ratelimit: plan without a rule", "limit": "api", "plan": "por",
 		}},
-		"mended": {ratelimit.Mended{Limit: "perUser"}, map[string]any{"level": "WARN", "msg": "ratelimit: clock mended", "limit": "perUser"}},
+		"mended": {ratelimit.ClockRepaired{Limit: "perUser"}, map[string]any{"level": "WARN", "msg": "ratelimit: clock repaired", "limit": "perUser"}},
 	} {
 		observer, records := log(slog.LevelDebug, sloglimit.Config{})
 		observer.Observe(t.Context(), c.event)
@@ -277,8 +277,8 @@ func TestWarningsComeAtGrowingIntervals(t *testing.T) {
 		observer, records := log(slog.LevelInfo, sloglimit.Config{})
 		for range 2 {
 			for range 10 {
-				observer.Observe(t.Context(), ratelimit.Leased{Verb: "renew_lease", Limit: "jobs", Slots: 1, Lost: true})
-				observer.Observe(t.Context(), ratelimit.Mended{Limit: "perUser"})
+				observer.Observe(t.Context(), ratelimit.LeaseChanged{Verb: "renew_lease", Limit: "jobs", Slots: 1, Lost: true})
+				observer.Observe(t.Context(), ratelimit.ClockRepaired{Limit: "perUser"})
 			}
 			time.Sleep(time.Second)
 		}
@@ -288,7 +288,7 @@ func TestWarningsComeAtGrowingIntervals(t *testing.T) {
 			lines = append(lines, fmt.Sprint(record["msg"], " ", record["omitted"]))
 		}
 		require.Equal(t, []string{
-			"ratelimit: lease <nil>", "ratelimit: clock mended <nil>", "ratelimit: lease 9", "ratelimit: clock mended 9",
+			"ratelimit: lease <nil>", "ratelimit: clock repaired <nil>", "ratelimit: lease 9", "ratelimit: clock repaired 9",
 		}, lines)
 	})
 }
@@ -308,7 +308,7 @@ func TestLevels(t *testing.T) {
 	level := new(slog.LevelVar)
 	observer, records := log(slog.LevelInfo, sloglimit.Config{Refused: slog.LevelDebug, Allowed: level})
 	observer.Observe(t.Context(), refused())
-	observer.Observe(t.Context(), ratelimit.Queued{})
+	observer.Observe(t.Context(), ratelimit.QueueWait{})
 	observer.Observe(t.Context(), allowed("take"))
 	level.Set(slog.LevelDebug)
 	observer.Observe(t.Context(), allowed("take"))

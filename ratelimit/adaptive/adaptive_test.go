@@ -133,7 +133,7 @@ func TestShareScalesTheRate(t *testing.T) {
 		{ratelimit.FixedWindow{Rate: 8, Period: time.Minute}, ratelimit.FixedWindow{Rate: 2, Period: time.Minute, Capacity: 8}},
 		{ratelimit.SlidingWindow{Rate: 8, Period: time.Minute}, ratelimit.SlidingWindow{Rate: 8, Period: time.Minute}},
 		{ratelimit.CalendarWindow{Rate: 8, Resets: ratelimit.Daily}, ratelimit.CalendarWindow{Rate: 8, Resets: ratelimit.Daily}},
-		{ratelimit.Concurrency{Most: 8}, ratelimit.Concurrency{Most: 8}},
+		{ratelimit.Concurrency{Slots: 8}, ratelimit.Concurrency{Slots: 8}},
 	} {
 		limit := ratelimit.Define("upstream", c.contract)
 		p := newProcess(t, nil, Limit{Limit: limit, Apply: true})
@@ -223,7 +223,7 @@ func TestMovingSharesGiveNoTokens(t *testing.T) {
 					if _, is := policy.(ratelimit.TokenBucket); is {
 						windows = later.at.Sub(all[i].at).Seconds()
 					}
-					require.LessOrEqual(t, sum, limit.Capacity()+windows*limit.Numbers().Rate+1e-6, "%v", policy)
+					require.LessOrEqual(t, sum, limit.Capacity()+windows*limit.Spec().Rate+1e-6, "%v", policy)
 				}
 			}
 		}
@@ -244,7 +244,7 @@ func (r rulings) RulingsOf(string) (all []*ratelimit.Ruling) {
 
 func (r rulings) Ahead() time.Duration { return 7 * time.Second }
 
-// Rulings of other Policies are the contract: with their eras, modes, names and pauses.
+// Rulings of other Policies are the contract: with their revisions, modes, names and pauses.
 func TestRulesAreTheContract(t *testing.T) {
 	t.Parallel()
 	clock := ratelimittest.NewClock()
@@ -256,8 +256,8 @@ func TestRulesAreTheContract(t *testing.T) {
 		return ruling
 	}
 	p := newProcess(t, rulings{
-		"": rule(ratelimit.RulingConfig{Name: "rule", PausedUntil: paused, PauseReason: "repairs", Eras: []ratelimit.Era{
-			{Policy: &ratelimit.TokenBucket{Rate: 40, Period: time.Second}, Unit: "requests"}, {From: begins, Policy: ratelimit.PerSecond(80), Mode: ratelimit.Shadow},
+		"": rule(ratelimit.RulingConfig{Name: "rule", PausedUntil: paused, PauseReason: "repairs", Revisions: []ratelimit.Revision{
+			{Policy: &ratelimit.TokenBucket{Rate: 40, Period: time.Second}, Unit: "requests"}, {EffectiveAt: begins, Policy: ratelimit.PerSecond(80), Mode: ratelimit.Shadow},
 		}}),
 		"pro": rule(ratelimit.RulingConfig{}),
 	}, Limit{Limit: limit, Apply: true})
@@ -328,7 +328,7 @@ func TestRenewFollowsTheShare(t *testing.T) {
 func TestPruneKnowsTheFloor(t *testing.T) {
 	t.Parallel()
 	limit := ratelimit.Define("upstream", ratelimit.PerMinute(100))
-	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Policy: ratelimit.PerHour(1000)}}})
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Revisions: []ratelimit.Revision{{Policy: ratelimit.PerHour(1000)}}})
 	require.NoError(t, err)
 	for name, c := range map[string]struct {
 		inner ratelimit.Policies
@@ -376,15 +376,15 @@ func TestLocalPoliciesAdapt(t *testing.T) {
 	change := p.told.shares[0]
 	require.Equal(t, ratelimit.ShareChanged{Limit: "api", Before: 1, Share: change.Share, Applied: true, Decided: true}, change)
 	require.Less(t, change.Share, 0.86)
-	require.InEpsilon(t, 100*change.Share, p.limiter.Resolve(request).Numbers().Rate, 0.05)
-	require.Equal(t, 100.0, p.limiter.Resolve(api.For("b")).Numbers().Rate)
+	require.InEpsilon(t, 100*change.Share, p.limiter.Resolve(request).Spec().Rate, 0.05)
+	require.Equal(t, 100.0, p.limiter.Resolve(api.For("b")).Spec().Rate)
 
 	p.config.Observer = panicking{}
 	for range 40 {
 		p.Advance(2 * time.Second)
 		p.report(t, request, 200, 0)
 	}
-	require.Equal(t, 100.0, p.limiter.Resolve(request).Numbers().Rate)
+	require.Equal(t, 100.0, p.limiter.Resolve(request).Spec().Rate)
 	require.NoError(t, p.Close(t.Context()))
 }
 

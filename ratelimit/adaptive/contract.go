@@ -31,15 +31,15 @@ type shared struct {
 // at returns the ruling of the contract at a share, with the later of its own pause and one until an instant. If a
 // policy cannot have the share, for example because it would take over 100 years to fill, it keeps its rate.
 //
-// A row needs no era for a change of the share: the capacity stays, so its tokens stay as they are, and what arrived
-// since the last call is credited at the share of this one, which is never more than the contract gives.
+// A row needs no revision for a change of the share: the capacity stays, so its tokens stay as they are, and what
+// arrived since the last call is credited at the share of this one, which is never more than the contract gives.
 func (c contract) at(share float64, until int64) *ratelimit.Ruling {
-	config := ratelimit.RulingConfig{Eras: []ratelimit.Era{{}}}
+	config := ratelimit.RulingConfig{Revisions: []ratelimit.Revision{{}}}
 	if c.ruling != nil {
 		config = c.ruling.Config()
 	}
-	for i := range config.Eras {
-		e := &config.Eras[i]
+	for i := range config.Revisions {
+		e := &config.Revisions[i]
 		policy := c.policy(e.Policy)
 		if share == 1 || !canScale(policy) {
 			continue
@@ -59,7 +59,7 @@ func (c contract) at(share float64, until int64) *ratelimit.Ruling {
 	return ruling
 }
 
-// policy returns the policy of an era as a value: its own, or the one of the definition.
+// policy returns the policy of an revision as a value: its own, or the one of the definition.
 func (c contract) policy(own ratelimit.Policy) ratelimit.Policy {
 	if own != nil {
 		if limit, err := ratelimit.NewLimit(c.limit.Name(), own); err == nil {
@@ -73,18 +73,18 @@ func (c contract) policy(own ratelimit.Policy) ratelimit.Policy {
 func (c contract) adapting(of *Limit, now int64) adapting {
 	policy, mode := c.limit.Policy(), ratelimit.On
 	if c.ruling != nil {
-		eras := c.ruling.Config().Eras
-		i := len(eras) - 1
-		for i > 0 && eras[i].From.UnixMicro() > now {
+		revisions := c.ruling.Config().Revisions
+		i := len(revisions) - 1
+		for i > 0 && revisions[i].EffectiveAt.UnixMicro() > now {
 			i--
 		}
-		policy, mode = c.policy(eras[i].Policy), cmp.Or(eras[i].Mode, mode)
+		policy, mode = c.policy(revisions[i].Policy), cmp.Or(revisions[i].Mode, mode)
 	}
 	limit, err := ratelimit.NewLimit(c.limit.Name(), policy)
 	if err != nil { // of a reservation, whose definition is in another program
 		limit = of.Limit
 	}
-	n := limit.Numbers()
+	n := limit.Spec()
 	return adapting{
 		rate: n.Rate / n.Period.Seconds(), floor: of.Floor, growth: of.Growth, epoch: of.Epoch,
 		applied: of.Apply && mode == ratelimit.On && canScale(limit.Policy()),

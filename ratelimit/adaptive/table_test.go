@@ -79,7 +79,7 @@ func (p *process) rate(t *testing.T, key string) float64 {
 	p.limiter.Resolve(api.For(key))
 	p.Advance(2 * time.Second)
 	p.exchange()
-	return p.limiter.Resolve(api.For(key)).Numbers().Rate
+	return p.limiter.Resolve(api.For(key)).Spec().Rate
 }
 
 // Processes share what one of them has heard: throttled outcomes, and a Retry-After. They report by the key as it is
@@ -174,7 +174,7 @@ func TestALockedRowIsLeftOut(t *testing.T) {
 	p.report(t, api.For("free"), 4, 0)
 	p.exchange()
 	require.Empty(t, p.told.failed)
-	require.Equal(t, 50.0, p.limiter.Resolve(api.For("held")).Numbers().Rate)
+	require.Equal(t, 50.0, p.limiter.Resolve(api.For("held")).Spec().Rate)
 	k, _ := m.row(t, "free")
 	require.Equal(t, 4.0, k.Accepted)
 	require.NoError(t, holder.Commit(t.Context()))
@@ -217,7 +217,7 @@ func TestAFailureKeepsReportsAndShares(t *testing.T) {
 			p.report(t, api.For("a").Cost(2), 3, 2)
 			p.report(t, api.For("new"), 1, 0)
 			require.Equal(t, 50.0, p.rate(t, "a"))
-			require.Equal(t, 100.0, p.limiter.Resolve(api.For("new")).Numbers().Rate)
+			require.Equal(t, 100.0, p.limiter.Resolve(api.For("new")).Spec().Rate)
 			require.Len(t, p.told.failed, 1)
 			require.ErrorContains(t, p.told.failed[0], `adaptive: report "api": `)
 			if c.want != nil {

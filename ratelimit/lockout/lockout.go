@@ -165,7 +165,7 @@ func (l *Lock) BlockIfUsedUp(ctx context.Context, limiter *ratelimit.Limiter, ke
 		return time.Time{}, nil
 	}
 	first := l.config.First
-	if n := attempts.Limit.Numbers(); l.isDefault && n.Kind == ratelimit.KindTokenBucket {
+	if n := attempts.Limit.Spec(); l.isDefault && n.Kind == ratelimit.KindTokenBucket {
 		first = max(first, time.Duration(min(2*float64(n.Period)/n.Rate, float64(l.config.Longest))))
 	}
 	return l.block(ctx, limiter, key, first)

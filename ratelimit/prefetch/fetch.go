@@ -35,11 +35,11 @@ type holding struct {
 	left   float64       // of its tokens
 	usedAt time.Duration // when something was last asked for
 
-	row     float64           // the tokens of the row, as the database last answered; 0: nothing may be prefetched
-	limit   ratelimit.Limit   // by which it answered
-	numbers ratelimit.Numbers // of the limit
-	pace    float64           // how many tokens to prefetch next, before the bounds
-	askedAt time.Duration     // when a call last found too few
+	row     float64         // the tokens of the row, as the database last answered; 0: nothing may be prefetched
+	limit   ratelimit.Limit // by which it answered
+	numbers ratelimit.Spec  // of the limit
+	pace    float64         // how many tokens to prefetch next, before the bounds
+	askedAt time.Duration   // when a call last found too few
 
 	fetch *fetch // nil: none is in progress
 }
@@ -101,7 +101,7 @@ func (h *holding) asked(now time.Duration, cost float64) {
 	case gap > h.keep/2:
 		h.pace /= 2
 	}
-	h.pace = min(h.pace, h.numbers.Most*ofCapacity)
+	h.pace = min(h.pace, h.numbers.Capacity*ofCapacity)
 	h.askedAt, h.usedAt = now, now
 }
 
@@ -189,7 +189,7 @@ func (l *Limiter) noteAnswer(id uint64, of *ratelimit.Request, d *ratelimit.Deci
 func (h *holding) note(d *ratelimit.Decision) {
 	state := &d.States[0]
 	if h.limit != state.Limit {
-		h.limit, h.numbers = state.Limit, state.Limit.Numbers()
+		h.limit, h.numbers = state.Limit, state.Limit.Spec()
 	}
 	h.row = 0
 	if state.Mode == ratelimit.On && servable(&h.numbers) {

@@ -21,7 +21,7 @@ const (
 // leftover is the rest of a stock.
 type leftover struct {
 	request ratelimit.Request
-	numbers ratelimit.Numbers
+	numbers ratelimit.Spec
 	from    *stock
 	left    float64
 }
@@ -108,7 +108,7 @@ func (l *Limiter) giveBackOne(ctx context.Context, one *leftover) {
 		_ = recover() // of a hook of the program
 		l.report(event)
 	}()
-	tokens, within := one.returnable(l.now(), l.limiter.Resolve(one.request).Numbers())
+	tokens, within := one.returnable(l.now(), l.limiter.Resolve(one.request).Spec())
 	if !(tokens >= minCost) {
 		return
 	}
@@ -128,7 +128,7 @@ func (l *Limiter) giveBackOne(ctx context.Context, one *leftover) {
 // capacity no more than arrived - (taken - left). Without this bound, tokens that go back and forth between processes
 // would be out of reach of the capacity, and pile up. Nothing arrives in a window, and CreditTaken returns nothing to
 // the next one.
-func (one *leftover) returnable(now time.Duration, policy ratelimit.Numbers) (tokens float64, within time.Duration) {
+func (one *leftover) returnable(now time.Duration, policy ratelimit.Spec) (tokens float64, within time.Duration) {
 	switch {
 	case policy.Kind != one.numbers.Kind || now >= one.from.resets:
 		return 0, 0

@@ -119,14 +119,14 @@ func newOn(to limiter, config Config) *Limiter {
 func (l *Limiter) now() time.Duration { return time.Since(l.made) }
 
 func check(limit ratelimit.Limit, terms Terms) error {
-	n := limit.Numbers()
+	n := limit.Spec()
 	switch {
 	case limit == ratelimit.Limit{}:
 		return errors.New("is the zero Limit; make it with ratelimit.Define")
 	case !servable(&n):
 		return fmt.Errorf("is %v; only tokens of a TokenBucket, a FixedWindow or a CalendarWindow without Shards can be "+
 			"prefetched", limit.Policy())
-	case n.Most == 0:
+	case n.Capacity == 0:
 		return errors.New("has the Capacity None, which leaves nothing to prefetch; leave one of them out")
 	case terms.For < time.Millisecond || terms.For > time.Hour:
 		return fmt.Errorf("is to be kept for %v; For must be from 1ms to 1h", terms.For)
@@ -135,7 +135,7 @@ func check(limit ratelimit.Limit, terms Terms) error {
 }
 
 // servable reports whether tokens of a limit with these numbers can be taken in advance.
-func servable(n *ratelimit.Numbers) bool {
+func servable(n *ratelimit.Spec) bool {
 	switch n.Kind {
 	case ratelimit.KindTokenBucket, ratelimit.KindFixedWindow, ratelimit.KindCalendarWindow:
 		return n.Shards <= 1

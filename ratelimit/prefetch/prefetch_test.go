@@ -325,8 +325,8 @@ func TestRulesAreFollowedWithinFor(t *testing.T) {
 	t.Parallel()
 	for name, config := range map[string]ratelimit.RulingConfig{
 		"Pause":       {PausedUntil: bubble.Add(ratelimit.Day)},
-		"LowerLimit":  {Eras: []ratelimit.Era{{Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 1}}}},
-		"AnotherKind": {Eras: []ratelimit.Era{{Policy: ratelimit.SlidingWindow{Rate: 1, Period: ratelimit.Day}}}},
+		"LowerLimit":  {Revisions: []ratelimit.Revision{{Policy: ratelimit.TokenBucket{Rate: 1, Period: ratelimit.Day, Capacity: 1}}}},
+		"AnotherKind": {Revisions: []ratelimit.Revision{{Policy: ratelimit.SlidingWindow{Rate: 1, Period: ratelimit.Day}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -361,7 +361,7 @@ func TestRulesAreFollowedWithinFor(t *testing.T) {
 func TestLimitsThatAreNotEnforcedAreNotPrefetched(t *testing.T) {
 	t.Parallel()
 	for _, mode := range []ratelimit.Mode{ratelimit.Shadow, ratelimit.Off} {
-		ruling, err := ratelimit.NewRuling(still, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: mode}}})
+		ruling, err := ratelimit.NewRuling(still, ratelimit.RulingConfig{Revisions: []ratelimit.Revision{{Mode: mode}}})
 		require.NoError(t, err)
 		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: &pages{ruling: ruling}})
 		require.NoError(t, err)
@@ -376,7 +376,7 @@ func TestLimitsThatAreNotEnforcedAreNotPrefetched(t *testing.T) {
 
 func TestAsked(t *testing.T) {
 	t.Parallel()
-	h := &holding{keep: 8000, numbers: ratelimit.Numbers{Most: 800}, row: 800}
+	h := &holding{keep: 8000, numbers: ratelimit.Spec{Capacity: 800}, row: 800}
 	now := time.Duration(0)
 	for _, step := range []struct {
 		gap  time.Duration
@@ -419,7 +419,7 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 		"zero Limit":          {ratelimit.Limit{}: second},
 		"from 1ms to 1h":      {still: {}},
 		"for 2h0m0s":          {still: {For: 2 * time.Hour}},
-		"CalendarWindow":      {ratelimit.Define("slots", ratelimit.Concurrency{Most: 1, Lease: time.Second}): second},
+		"CalendarWindow":      {ratelimit.Define("slots", ratelimit.Concurrency{Slots: 1, Lease: time.Second}): second},
 		"without Shards":      {ratelimit.Define("shards", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Shards: 2}): second},
 		"the Capacity None":   {ratelimit.Define("none", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.None}): second},
 		"only tokens of a To": {ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 1, Period: time.Second}): second},

@@ -66,8 +66,8 @@ func Borrow(
 // checkPool returns an error if own cannot borrow from pool, before own pays.
 func checkPool(l *ratelimit.Limiter, tokens float64, own, pool ratelimit.Request) error {
 	limit := l.Resolve(pool)
-	kind, name := limit.Numbers().Kind, pool.Limit().Name()
-	_, costErr := limit.Global().Full(time.Time{}).RetryAfter(time.Time{}, tokens)
+	kind, name := limit.Spec().Kind, pool.Limit().Name()
+	_, costErr := limit.Global().FullValue(time.Time{}).RetryAfter(time.Time{}, tokens)
 	key, keyErr := l.StoredKey(pool)
 	ownKey, ownErr := l.StoredKey(own)
 	switch {

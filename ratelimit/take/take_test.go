@@ -29,7 +29,7 @@ func (r ruled) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
 func (r ruled) mode(t *testing.T, limit ratelimit.Limit, mode ratelimit.Mode) {
 	t.Helper()
-	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Eras: []ratelimit.Era{{Mode: mode}}})
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Revisions: []ratelimit.Revision{{Mode: mode}}})
 	require.NoError(t, err)
 	r[limit.Name()] = rule
 }
@@ -74,7 +74,7 @@ var (
 	ten    = ratelimit.Define("ten", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 10})
 	bytes  = ratelimit.Define("bytes", ratelimit.FixedWindow{Rate: 100, Period: time.Minute})
 	slides = ratelimit.Define("slides", ratelimit.SlidingWindow{Rate: 20, Period: time.Minute})
-	slots  = ratelimit.Define("slots", ratelimit.Concurrency{Most: 3})
+	slots  = ratelimit.Define("slots", ratelimit.Concurrency{Slots: 3})
 )
 
 // TestUpToTakesAllUnits promises that no more units can be taken, whatever they cost, over several limits, and over one

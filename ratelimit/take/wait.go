@@ -26,7 +26,7 @@ const (
 // large one. It returns the decision of the reservation, whose At is the time of the reservation.
 //
 // If the context has a deadline and the tokens come later, Wait reserves nothing and returns the refusal immediately.
-// It passes the time left to [ratelimit.Request.Within], so RetryAfter is the time after which a call with the same
+// It passes the time left to [ratelimit.Request.MaxWait], so RetryAfter is the time after which a call with the same
 // time left would be served, if there are no other callers. Wait also refuses if a policy limits the owed tokens; see
 // MaxReserved.
 //
@@ -79,10 +79,10 @@ func checkReservable(l *ratelimit.Limiter, requests []ratelimit.Request) error {
 			continue // Take returns the error, or nothing is enforced
 		}
 		limit := l.Resolve(r)
-		if limit.Numbers().Kind == ratelimit.KindConcurrency {
+		if limit.Spec().Kind == ratelimit.KindConcurrency {
 			continue // Take returns the error
 		}
-		if _, free := limit.Global().Full(time.Time{}).Reserve(time.Time{}, 0); !free.Allowed {
+		if _, free := limit.Global().FullValue(time.Time{}).Reserve(time.Time{}, 0); !free.Allowed {
 			return fmt.Errorf("%w: wait for %q, which is %v; call Take, and again after its RetryAfter",
 				ratelimit.ErrNoReservations, limit.Name(), limit.Policy())
 		}
@@ -98,7 +98,7 @@ func within(ctx context.Context, requests []ratelimit.Request) []ratelimit.Reque
 	}
 	all, left := make([]ratelimit.Request, len(requests)), time.Until(deadline)
 	for i, r := range requests {
-		all[i] = r.Within(left)
+		all[i] = r.MaxWait(left)
 	}
 	return all
 }

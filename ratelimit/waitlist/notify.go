@@ -51,7 +51,7 @@ func (s *List) tell(ctx context.Context, key string) {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), tellTimeout)
 	defer cancel()
-	value, err := s.limiter.Value(ctx, s.line.ForStored(key))
+	value, err := s.limiter.Value(ctx, s.line.ForStoredKey(key))
 	if err == nil && len(value.Leases()) > 0 {
 		_, _ = s.config.Pool.Exec(ctx, `SELECT pg_notify($1, $2)`, channel, s.payload(key))
 	}

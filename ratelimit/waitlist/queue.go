@@ -200,7 +200,7 @@ func (p *place) find(ctx context.Context) (ahead int, others bool, err error) {
 		p.giveUp(ctx)
 	}
 	if p.held == nil {
-		lease, err := p.s.limiter.Acquire(ctx, p.s.line.ForStored(p.key))
+		lease, err := p.s.limiter.Acquire(ctx, p.s.line.ForStoredKey(p.key))
 		if err != nil {
 			return 0, false, err
 		}
@@ -208,9 +208,9 @@ func (p *place) find(ctx context.Context) (ahead int, others bool, err error) {
 			return 0, false, fmt.Errorf("%w: %d processes wait for %q", ErrTooManyWaiting, maxPlaces, p.s.limit.Name())
 		}
 		p.lease = lease
-		p.held, p.release = p.s.limiter.Keep(ctx, lease)
+		p.held, p.release = p.s.limiter.KeepAlive(ctx, lease)
 	}
-	value, err := p.s.limiter.Value(ctx, p.s.line.ForStored(p.key))
+	value, err := p.s.limiter.Value(ctx, p.s.line.ForStoredKey(p.key))
 	if err != nil {
 		return 0, false, err
 	}

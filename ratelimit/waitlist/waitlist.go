@@ -97,7 +97,7 @@ func New(limiter *ratelimit.Limiter, limit ratelimit.Limit, config Config) (*Lis
 	if policy, holds := limit.Policy().(ratelimit.Concurrency); holds && policy.Lease > 0 {
 		place = min(place, policy.Lease)
 	}
-	line, err := ratelimit.NewLimit(limit.Name()+".line", ratelimit.Concurrency{Most: maxPlaces, Lease: place})
+	line, err := ratelimit.NewLimit(limit.Name()+".line", ratelimit.Concurrency{Slots: maxPlaces, Lease: place})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
 	}
@@ -151,7 +151,7 @@ func (s *List) wait(w *waiter) (_ ratelimit.Lease, err error) {
 		return ratelimit.Lease{}, err
 	}
 	if !s.waits(w.key) {
-		emptyLine := s.line.ForStored(w.key).Cost(maxPlaces)
+		emptyLine := s.line.ForStoredKey(w.key).Cost(maxPlaces)
 		if lease, err := s.ask(w, emptyLine); err != nil || lease.Allowed {
 			return lease, err
 		}
@@ -199,7 +199,7 @@ func (s *List) Hold(ctx context.Context, fn func(ctx context.Context, lease rate
 	if err != nil {
 		return err
 	}
-	held, release := s.limiter.Keep(ctx, lease)
+	held, release := s.limiter.KeepAlive(ctx, lease)
 	defer s.released(context.WithoutCancel(ctx), key)
 	defer release()
 	err = fn(held, lease)

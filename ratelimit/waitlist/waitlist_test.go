@@ -21,10 +21,10 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
-var exports = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
+var exports = ratelimit.Define("exports", ratelimit.Concurrency{Slots: 3, Lease: 30 * time.Second})
 
 // one is a limit with one slot.
-var one = ratelimit.Define("exports", ratelimit.Concurrency{Most: 1, Lease: time.Hour})
+var one = ratelimit.Define("exports", ratelimit.Concurrency{Slots: 1, Lease: time.Hour})
 
 func newList(t *testing.T, limiter *ratelimit.Limiter, limit ratelimit.Limit, config waitlist.Config) *waitlist.List {
 	t.Helper()

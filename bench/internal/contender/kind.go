@@ -111,7 +111,7 @@ func (w Acquire) Open(ctx context.Context, b Bench) (Runner, error) {
 		if err != nil {
 			return err
 		}
-		limit, all := ratelimit.Define(b.Name, ratelimit.Concurrency{Most: b.Callers}), makeKeys(w.Keys)
+		limit, all := ratelimit.Define(b.Name, ratelimit.Concurrency{Slots: b.Callers}), makeKeys(w.Keys)
 		r.call = func(ctx context.Context, c *load.Caller) error {
 			lease, err := limiter.Acquire(ctx, limit.For(all.any(c)))
 			if err := allowed(lease.Decision, err); err != nil {

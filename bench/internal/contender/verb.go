@@ -99,7 +99,7 @@ func (w Renewal) Open(ctx context.Context, b Bench) (Runner, error) {
 		if err != nil {
 			return err
 		}
-		limit, ids := ratelimit.Define(b.Name, ratelimit.Concurrency{Most: 1, Lease: time.Hour}), make(chan string, b.Callers)
+		limit, ids := ratelimit.Define(b.Name, ratelimit.Concurrency{Slots: 1, Lease: time.Hour}), make(chan string, b.Callers)
 		for i := range b.Callers {
 			lease, err := limiter.Acquire(ctx, limit.For(fmt.Sprint(i)))
 			if err := allowed(lease.Decision, err); err != nil {

@@ -258,8 +258,8 @@ func (d *draw) parts(r row) row {
 		r.value = p.Rate - (totals[0] - totals[min(p.Slices+1, len(totals)-1)])
 		r.taken = append([]float64{float64(p.Period.Microseconds() / int64(p.Slices)), r.value}, totals...)
 	case ratelimit.Concurrency:
-		r.leased, r.value = []int64{r.ts}, float64(p.Most)
-		for range d.IntN(min(p.Most, 20) + 1) {
+		r.leased, r.value = []int64{r.ts}, float64(p.Slots)
+		for range d.IntN(min(p.Slots, 20) + 1) {
 			slots := int64(1 + d.IntN(3)*d.IntN(3))
 			end := r.ts + one(d, p.Lease.Microseconds(), d.span(p.Lease.Microseconds()), -d.span(1e9), d.span(1e9))
 			r.leases, r.value = append(r.leases, [2]int64{max(end, 0), slots}), r.value-float64(slots)
@@ -295,7 +295,7 @@ func (d *draw) limit(name string) ratelimit.Limit {
 			n := 1 + d.IntN(128)
 			policy = ratelimit.SlidingWindow{Rate: rate, Period: period / time.Duration(n) / time.Microsecond * time.Microsecond * time.Duration(n), Slices: n}
 		case 1:
-			policy = ratelimit.Concurrency{Most: 1 + d.IntN(1000), Lease: one(d, time.Second, time.Minute, time.Duration(d.span(3600e6))*time.Microsecond)}
+			policy = ratelimit.Concurrency{Slots: 1 + d.IntN(1000), Lease: one(d, time.Second, time.Minute, time.Duration(d.span(3600e6))*time.Microsecond)}
 		}
 		if limit, err := ratelimit.NewLimit(name, policy); err == nil {
 			return limit

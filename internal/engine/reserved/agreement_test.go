@@ -40,7 +40,7 @@ func (o owner) Once(ctx context.Context, claim func() bool, statement func(conte
 
 func (owner) Retry(_ context.Context, _ string, err error, _ func() error) error { return err }
 
-func (owner) Mended(context.Context, string) {}
+func (owner) ClockRepaired(context.Context, string) {}
 
 func (owner) Batched(context.Context, int, time.Duration) {}
 

@@ -327,7 +327,7 @@ func (s *Session) scanGeneral(ctx context.Context, rows pgx.Rows,
 		}
 		e := &elements[min(len(answers), len(elements)-1)]
 		if is.mended.Bool {
-			s.owner.Mended(ctx, e.Name)
+			s.owner.ClockRepaired(ctx, e.Name)
 		}
 		if is.held.Bool {
 			held = &heldError{row: bucket.Key{Name: e.Name, Key: e.Key, Shard: e.Shard}}

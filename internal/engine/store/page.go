@@ -52,7 +52,7 @@ func (s *Session) takeFree(ctx context.Context, c *Call) (done bool) {
 		}
 	})
 	for _, row := range mended {
-		s.owner.Mended(ctx, row.Name)
+		s.owner.ClockRepaired(ctx, row.Name)
 	}
 	return done
 }
@@ -71,7 +71,7 @@ func (s *Session) lock(ctx context.Context, mark bool, asks []bucket.Ask) (*buck
 		return nil, err
 	}
 	for _, row := range p.FromFuture() { // a decision on them brings them back to the present
-		s.owner.Mended(ctx, row.Name)
+		s.owner.ClockRepaired(ctx, row.Name)
 	}
 	p.SetNow(asks)
 	p.Settle(asks)

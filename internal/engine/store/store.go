@@ -39,8 +39,8 @@ type Owner interface {
 	// Retry runs attempt again after an attempt that ended with err, while the cause is a conflict with other
 	// transactions.
 	Retry(ctx context.Context, verb string, err error, attempt func() error) error
-	// Mended reports a row of the limit that a wrong clock had written, and that was corrected.
-	Mended(ctx context.Context, limit string)
+	// ClockRepaired reports a row of the limit that a wrong clock had written, and that was corrected.
+	ClockRepaired(ctx context.Context, limit string)
 	// Batched reports a statement for several calls.
 	Batched(ctx context.Context, calls int, elapsed time.Duration)
 }

@@ -87,7 +87,7 @@ func Kinds() []rules.Rule {
 			Rate: 50, Resets: ratelimit.Yearly, Zone: "Europe/Berlin",
 			FirstMonth: time.April, FirstDay: 6,
 		}},
-		{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 50, Lease: time.Hour}},
+		{Limit: "jobs", Policy: ratelimit.Concurrency{Slots: 50, Lease: time.Hour}},
 	}
 }
 

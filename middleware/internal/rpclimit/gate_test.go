@@ -294,7 +294,7 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Most: 1, Lease: time.Minute})
+var atOnce = ratelimit.Define("atOnce", ratelimit.Concurrency{Slots: 1, Lease: time.Minute})
 
 // TestSlotsAreHeldUntilTheRelease promises that a call has its slot until its handler is done, and tokens and slots
 // together or not at all.

@@ -19,9 +19,9 @@ func (p plans) RulingFor(_ ratelimit.Limit, plan, _ string) *ratelimit.Ruling { 
 func (plans) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
 // set states what holds for a plan.
-func (p plans) set(t *testing.T, plan string, era ratelimit.Era) {
+func (p plans) set(t *testing.T, plan string, era ratelimit.Revision) {
 	t.Helper()
-	rule, err := ratelimit.NewRuling(perUser, ratelimit.RulingConfig{Name: plan, Eras: []ratelimit.Era{era}})
+	rule, err := ratelimit.NewRuling(perUser, ratelimit.RulingConfig{Name: plan, Revisions: []ratelimit.Revision{era}})
 	require.NoError(t, err)
 	p[plan] = rule
 }
@@ -47,14 +47,14 @@ func TestPoliciesDecide(t *testing.T) {
 		return rejectionOf(t, err)
 	}
 	require.Equal(t, rpclimit.InvalidArgument, ask("ada", "pro", 7).Code, "the code's holds 2")
-	p.set(t, "pro", ratelimit.Era{Policy: ratelimit.PerHour(10)})
-	p.set(t, "free", ratelimit.Era{Policy: ratelimit.PerHour(5)})
+	p.set(t, "pro", ratelimit.Revision{Policy: ratelimit.PerHour(10)})
+	p.set(t, "free", ratelimit.Revision{Policy: ratelimit.PerHour(5)})
 	require.Nil(t, ask("ada", "pro", 7))
 	require.Equal(t, []string{"perUser: 10 per hour"}, descriptions(ask("ada", "pro", 7)))
 	require.Equal(t, "COST_EXCEEDS_CAPACITY", ask("bob", "free", 7).Reason)
 	require.Nil(t, ask("bob", "free", 5))
 	require.Equal(t, []string{"perUser: 5 per hour"}, descriptions(ask("bob", "free", 5)))
-	p.set(t, "pro", ratelimit.Era{Policy: ratelimit.PerHour(6)})
+	p.set(t, "pro", ratelimit.Revision{Policy: ratelimit.PerHour(6)})
 	require.Equal(t, "COST_EXCEEDS_CAPACITY", ask("ada", "pro", 7).Reason)
 }
 
@@ -88,8 +88,8 @@ func TestShadowAndOffRefuseNothing(t *testing.T) {
 	t.Parallel()
 	p := plans{}
 	b := setup(t, p)
-	p.set(t, "tried", ratelimit.Era{Mode: ratelimit.Shadow})
-	p.set(t, "off", ratelimit.Era{Mode: ratelimit.Off})
+	p.set(t, "tried", ratelimit.Revision{Mode: ratelimit.Shadow})
+	p.set(t, "off", ratelimit.Revision{Mode: ratelimit.Off})
 	for range 3 {
 		require.Equal(t, rpclimit.OK, b.admit(t.Context(), perUser.For("ada").Plan("tried")))
 	}

@@ -346,7 +346,7 @@ func TestJSON(t *testing.T) {
 	sends.Unit, sends.Description = "messages", "What a visitor may send."
 	stated := file(t, "rules.yaml", `match: all
 rules:
-  - {limit: jobs, kind: concurrency, most: 3, lease: 1h}
+  - {limit: jobs, kind: concurrency, slots: 3, lease: 1h}
   - {limit: sends, kind: fixed window, rate: 10, period: 7d, start: `+sends.Policy.(ratelimit.FixedWindow).Start.Format(time.RFC3339)+`, unit: messages, description: What a visitor may send.}
   - {limit: calls, plan: pro, rate: 5, period: day, capacity: 9, mode: shadow}
 tiers:
@@ -355,8 +355,8 @@ overrides:
   - {limit: sends, key: bob, multiplier: 2}
 `)
 	simulated, access := file(t, "simulated.yaml", "rules: [{limit: perAddress, rate: 2, period: minute}]"), file(t, "access.log", accessLog)
-	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Most: 3, Lease: time.Hour})
-	f.put(t, sends, rules.Rule{Limit: "jobs", Policy: ratelimit.Concurrency{Most: 3, Lease: time.Hour}})
+	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Slots: 3, Lease: time.Hour})
+	f.put(t, sends, rules.Rule{Limit: "jobs", Policy: ratelimit.Concurrency{Slots: 3, Lease: time.Hour}})
 	f.refuse(t, "sends", "POST /chat", "ada", 9, 5*time.Minute)
 	limiter := f.limiter(t, ratelimit.Config{})
 	_, err := limiter.Acquire(t.Context(), jobs.For("acme"))

@@ -113,7 +113,7 @@ func (a *app) key(ctx context.Context, db *database, f *bucketFlags, key string,
 		if err != nil {
 			return nil, err
 		}
-		b := &bucket{stored: of.Key, set: set, now: v.At, request: probe.ForStored(of.Key)}
+		b := &bucket{stored: of.Key, set: set, now: v.At, request: probe.ForStoredKey(of.Key)}
 		if err := a.lookAt(ctx, db, of, b, f.definition, plans[of.Limit]); err != nil {
 			return nil, err
 		}

@@ -105,11 +105,11 @@ next holder until its next renewal fails. If the lease is on several limits, it 
 
 // release gives back the slots of a lease on a bucket.
 func (a *app) release(ctx context.Context, db *database, name, key string, fence int64) error {
-	limit, err := ratelimit.NewLimit(name, ratelimit.Concurrency{Most: 1})
+	limit, err := ratelimit.NewLimit(name, ratelimit.Concurrency{Slots: 1})
 	if err != nil {
 		return err
 	}
-	id, err := ratelimit.StoredLeaseID(limit.ForStored(key), fence)
+	id, err := ratelimit.StoredLeaseID(limit.ForStoredKey(key), fence)
 	if err != nil {
 		return err
 	}

@@ -75,7 +75,7 @@ func (a *app) maintain(ctx context.Context, limiter *ratelimit.Limiter, every ti
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-time.After(every + ratelimit.Spread(every/10)):
+		case <-time.After(every + ratelimit.Jitter(every/10)):
 		}
 	}
 }

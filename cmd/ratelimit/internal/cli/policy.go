@@ -120,7 +120,7 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 	if b.now, err = db.reader.Now(ctx); err != nil {
 		return nil, err
 	}
-	b.request = probe.ForStored(b.stored)
+	b.request = probe.ForStoredKey(b.stored)
 	list, err := db.store.List(ctx, rules.ListQuery{})
 	if err != nil {
 		return nil, err
@@ -170,7 +170,7 @@ func (a *app) onPlan(ctx context.Context, db *database, b bucket, d definition, 
 	if err != nil {
 		return nil, err
 	}
-	b.from, b.request = from, limit.ForStored(b.stored).Plan(plan)
+	b.from, b.request = from, limit.ForStoredKey(b.stored).Plan(plan)
 	if b.why == nil {
 		b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{
 			Schema: db.schema, Policies: b.set, Timeout: -1,
@@ -248,7 +248,7 @@ func probes(db *database, b *bucket, name string, kind ratelimit.Kind,
 		ratelimit.KindFixedWindow:    ratelimit.FixedWindow{Rate: room, Period: long},
 		ratelimit.KindSlidingWindow:  ratelimit.SlidingWindow{Rate: room, Period: long},
 		ratelimit.KindCalendarWindow: ratelimit.CalendarWindow{Rate: room, Resets: ratelimit.Yearly},
-		ratelimit.KindConcurrency:    ratelimit.Concurrency{Most: 1000},
+		ratelimit.KindConcurrency:    ratelimit.Concurrency{Slots: 1000},
 	}
 	few, err := ratelimit.NewLimit(name, slow[kind])
 	if err != nil {
@@ -274,8 +274,8 @@ func standsAlone(db *database, b *bucket, name, plan string) (policy ratelimit.P
 	if err != nil {
 		return nil, false, err
 	}
-	one, other := limiter.Resolve(limits[0].ForStored(b.stored).Plan(plan)),
-		limiter.Resolve(limits[1].ForStored(b.stored).Plan(plan))
+	one, other := limiter.Resolve(limits[0].ForStoredKey(b.stored).Plan(plan)),
+		limiter.Resolve(limits[1].ForStoredKey(b.stored).Plan(plan))
 	return one.Policy(), one.Policy() == other.Policy(), nil
 }
 
@@ -290,13 +290,13 @@ func dependsOnCode(ctx context.Context, db *database, b *bucket, limit ratelimit
 	for _, row := range stored.Rows {
 		tokens += row.Tokens
 	}
-	limiter, limits, err := probes(db, b, limit.Name(), limit.Numbers().Kind, tokens)
+	limiter, limits, err := probes(db, b, limit.Name(), limit.Spec().Kind, tokens)
 	if err != nil {
 		return false, err
 	}
 	var held [2]float64
 	for i, limit := range limits {
-		value, err := limiter.Value(ctx, limit.ForStored(b.stored).Plan(plan))
+		value, err := limiter.Value(ctx, limit.ForStoredKey(b.stored).Plan(plan))
 		if err != nil {
 			return false, err
 		}

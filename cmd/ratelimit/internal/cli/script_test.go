@@ -186,7 +186,7 @@ func (s *script) query(t *testing.T, statement string) (text string) {
 
 func (s *script) acquire(t *testing.T, limit, key string, slots float64) {
 	t.Helper()
-	request := ratelimit.Define(limit, ratelimit.Concurrency{Most: 5, Lease: time.Hour}).For(key).Cost(slots)
+	request := ratelimit.Define(limit, ratelimit.Concurrency{Slots: 5, Lease: time.Hour}).For(key).Cost(slots)
 	lease, err := s.f.withRules(t).Acquire(t.Context(), request)
 	require.NoError(t, err)
 	require.True(t, lease.Allowed)

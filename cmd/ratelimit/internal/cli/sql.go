@@ -46,7 +46,7 @@ BEGIN;
 			heading += ", plan " + r.Plan
 		}
 		fmt.Fprintf(a.out, "\n-- %s: %s\n", heading, r.String())
-		if limit, err := r.Rule.AsLimit(); err != nil || limit.Numbers().Shards > 1 {
+		if limit, err := r.Rule.AsLimit(); err != nil || limit.Spec().Shards > 1 {
 			fmt.Fprintln(a.out, "-- It has shards, which only a program in Go decides on.")
 			continue
 		}

@@ -73,7 +73,7 @@ func (a *app) unlock(ctx context.Context, db *database, lock *lockout.Lock, isSt
 	if err != nil {
 		return err
 	}
-	first, second := locked.ForStored(key), blocked.ForStored(keyOfBlocks)
+	first, second := locked.ForStoredKey(key), blocked.ForStoredKey(keyOfBlocks)
 	level, err := db.reader.Level(ctx, limiter, first, key, "")
 	if err != nil {
 		return err

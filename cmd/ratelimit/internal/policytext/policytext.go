@@ -60,7 +60,7 @@ func (r *reader) policy(text string) ratelimit.Policy {
 		return ratelimit.SlidingWindow{Rate: r.number(m[1]), Period: r.span(m[2]), Slices: r.whole(m[3])}
 	}
 	if m := slots.FindStringSubmatch(text); m != nil {
-		return ratelimit.Concurrency{Most: r.whole(m[1]), Lease: r.span(m[2])}
+		return ratelimit.Concurrency{Slots: r.whole(m[1]), Lease: r.span(m[2])}
 	}
 	if m := calendar.FindStringSubmatch(text); m != nil {
 		return r.calendar(m)

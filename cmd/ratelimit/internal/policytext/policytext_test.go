@@ -47,8 +47,8 @@ func TestPoliciesAreReadBack(t *testing.T) {
 		ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Monthly, FirstDay: 31},
 		ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Quarterly, FirstMonth: time.February, MaxReserved: ratelimit.NoReservations},
 		ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Yearly, FirstMonth: time.December, FirstDay: 24},
-		ratelimit.Concurrency{Most: 5},
-		ratelimit.Concurrency{Most: 1000, Lease: 90 * time.Second},
+		ratelimit.Concurrency{Slots: 5},
+		ratelimit.Concurrency{Slots: 1000, Lease: 90 * time.Second},
 	} {
 		requireReadBack(t, p)
 	}
@@ -79,7 +79,7 @@ func TestAnyPolicyIsReadBack(t *testing.T) {
 				f.Start = time.UnixMicro(random.Int64N(1 << 52)).UTC()
 			}
 			try(f)
-			try(ratelimit.Concurrency{Most: 1 + random.IntN(1000), Lease: span()})
+			try(ratelimit.Concurrency{Slots: 1 + random.IntN(1000), Lease: span()})
 		}
 		require.Greater(t, valid, testkit.Sized(500, 25_000))
 	})
@@ -90,7 +90,7 @@ func TestTextsThatPeopleWrite(t *testing.T) {
 	for text, want := range map[string]ratelimit.Policy{
 		"10 per 1m, capacity 10":       ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 10},
 		"1e3 per 7d":                   ratelimit.TokenBucket{Rate: 1000, Period: ratelimit.Week},
-		"5 at a time":                  ratelimit.Concurrency{Most: 5},
+		"5 at a time":                  ratelimit.Concurrency{Slots: 5},
 		"1000 per year in Asia/Tokyo":  ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Yearly, Zone: "Asia/Tokyo"},
 		"never more than 5 in any day": ratelimit.SlidingWindow{Rate: 5, Period: ratelimit.Day},
 	} {

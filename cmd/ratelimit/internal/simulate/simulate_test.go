@@ -300,7 +300,7 @@ func TestRunRejectsInvalidRequests(t *testing.T) {
 		"the plan \"pro\"":           {Rules: document(t, tiers), Plan: "pro"},
 		"no such rule":               {},
 		`"jobs", which is of slots; a log does not say how long they are held`: {
-			Rules: document(t, "match: all\nrules: [{limit: jobs, kind: concurrency, most: 3}]\ntiers: [{limit: jobs, key: '{address}'}]"),
+			Rules: document(t, "match: all\nrules: [{limit: jobs, kind: concurrency, slots: 3}]\ntiers: [{limit: jobs, key: '{address}'}]"),
 		},
 	} {
 		_, err := simulate.Run(t.Context(), config, lines(at(0, "10.0.0.1", "GET /")))
