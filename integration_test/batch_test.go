@@ -147,7 +147,12 @@ func TestRefusalsInBatchesLogNothing(t *testing.T) {
 		{tight.For("b").Cost(0.3)},
 		{roomy.For("new"), tight.For("a")},
 		{tight.For("a"), tight.For("b"), other.For("new")},
+		{wide.For("a").Cost(8)},   // a row could hold it
+		{wide.For("a").Cost(2e5)}, // all rows could
+		{wide.For("a").Cost(8), other.For("new")},
+		{wide.For("a").Cost(2e5), wide.For("new"), other.For("new")},
 	}
+	drain(t, s.limiter, wide.For("a"), 7.5)
 	takeAll(t, s.limiter, tight.For("a"))
 	takeAll(t, s.limiter, tight.For("b"))
 	s.exec(t, "VACUUM ratelimit.buckets") // reading a page tidies it, once

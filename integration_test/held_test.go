@@ -369,32 +369,6 @@ func waitsLong(t *testing.T, pool *pgxpool.Pool, tx pgx.Tx) (long bool) {
 	return long
 }
 
-// A lock_timeout of the session ends the calls that wait for a locked row, but not the calls that share their batches.
-func TestATimeoutOfTheServerFailsOnlyItsOwnCall(t *testing.T) {
-	t.Parallel()
-	s := newStand(t, roomyPool, func(c *pgxpool.Config) {
-		c.ConnConfig.RuntimeParams["lock_timeout"] = "300ms" // calls for other rows can wait for a lock of the table on a busy machine
-	})
-	defer s.outside.holdKey(t, fate.For("held"), true)()
-	charge := func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
-		return l.Charge(ctx, r, calls.For("free")) // whose row is locked first
-	}
-	require.NoError(t, atonce.Do(16, func(caller int) error {
-		for i, call := range []call{everyCall["Require"], everyCall["TakeSeveral"], everyCall["Reserve"], charge} {
-			key, code := "held", "55P03"
-			if caller%2 == 0 {
-				key, code = fmt.Sprint("free ", caller), ""
-			}
-			err := call(t.Context(), s.limiter, "", fate.For(key))
-			if sqlstate(err) != code || (err == nil) != (code == "") {
-				return fmt.Errorf("call %d for %s: %w", i, key, err)
-			}
-		}
-		return nil
-	}))
-	require.Zero(t, s.outside.count(t, `SELECT count(*) FROM ratelimit.reservations WHERE key LIKE 'held%'`))
-}
-
 // TestRoutedStatementsRefuseWithoutWaiting promises that a refusal outside of a transaction waits for no row of
 // several.
 func TestRoutedStatementsRefuseWithoutWaiting(t *testing.T) {

@@ -323,14 +323,16 @@ func patience(t *testing.T) context.Context {
 // free ends once, and is returned once. In a transaction Expire does the same.
 func TestExpireSkipsLockedReservations(t *testing.T) {
 	t.Parallel()
-	const locked, free, keys = 120, 230, 7
+	const locked, free, keys = 120, 60, 7
 	d := setup(t).desk(t, releasing)
-	var ids []string
-	for n := range locked + free {
-		if n == locked {
-			d.at(time.Second)
-		}
-		ids = append(ids, d.reserve(t, roomy.For(fmt.Sprint(n%keys)).Cost(10)).ID)
+	ids := make([]string, locked+free)
+	for _, part := range [][]string{ids[:locked], ids[locked:]} {
+		require.NoError(t, atonce.Do(len(part), func(i int) error {
+			r, err := d.limiter.Reserve(t.Context(), roomy.For(fmt.Sprint(i%keys)).Cost(10))
+			part[i] = r.ID
+			return err
+		}))
+		d.at(time.Second) // those that are locked come first
 	}
 	holder := d.begin(t, pgx.ReadCommitted)
 	_, err := holder.Exec(t.Context(), "SELECT FROM ratelimit.reservations WHERE id = ANY ($1::uuid[]) FOR UPDATE", ids[:locked])

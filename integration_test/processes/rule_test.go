@@ -112,7 +112,7 @@ func requireKept(t *testing.T, eras []ruleEra, decisions []decided) []int {
 }
 
 // Three programs take as fast as they can. Meanwhile the rule of their limit changes, in its numbers and its kind, and
-// the key has another plan for a while. TestAHistoryOfChangesCountsEveryToken counts the tokens of such changes.
+// the key has another plan for a while. TestAlgebraAgreesWithTheExactModel counts the tokens of such changes.
 func TestPoliciesChangeInAllProgramsAtOneInstant(t *testing.T) {
 	t.Parallel()
 	testkit.Long(t, "a second for each change")
