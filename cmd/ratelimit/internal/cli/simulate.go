@@ -14,9 +14,9 @@ import (
 
 // simulateFlags are the flags of a replay.
 type simulateFlags struct {
-	file, refusals, format string
-	window                 spanFlag
-	config                 simulate.Config
+	file, refusals string
+	window         spanFlag
+	config         simulate.Config
 }
 
 func (a *app) simulateCommand() *cobra.Command {
@@ -26,8 +26,8 @@ func (a *app) simulateCommand() *cobra.Command {
 		Short: "Replay access logs against rules: who would have been refused, and when",
 		Long: `Replay access logs against a rules file: who would have been refused, by which limit, and when. It uses no database. Each line
 is decided as a take at the instant of the line, on buckets that are full at first. Without a file, or with -, it reads
-standard input. Lines are in the Common or Combined Log Format or in JSON; logs can be compressed with gzip. A time without a
-zone is in UTC.
+standard input. Lines are JSON objects, or in the Common or Combined Log Format; logs can be compressed with gzip. A time without
+a zone is in UTC.
 
 Lines are decided in the order of their times. Rotated files and the logs of several servers are merged by time, in whatever
 order you name them. Within a file a line may be late by up to --window, for example because it is written when a long
@@ -42,7 +42,6 @@ refused clients might have returned. Memory grows with the number of distinct ke
 	flags := cmd.Flags()
 	flags.StringVarP(&f.file, "file", "f", "", "rules file, in YAML or JSON (required); - is standard input")
 	flags.StringVar(&f.refusals, "refusals", "", "file for all refusals, as lines of JSON")
-	flags.StringVar(&f.format, "format", string(simulate.Detect), "format of the lines: detect, common, combined or json")
 	f.window = spanFlag(time.Minute)
 	flags.Var(&f.window, "window", "how much a line may be earlier than the lines above it; lines of this time are held "+
 		"in memory")
@@ -70,7 +69,7 @@ func (a *app) simulate(ctx context.Context, f *simulateFlags, args []string) (er
 		return misused("%s has no tiers, which say whose buckets are asked; add some, or give --by address", f.file)
 	}
 	config := f.config
-	config.Rules, config.Format = *document, simulate.Format(f.format)
+	config.Rules = *document
 	if config.Window = time.Duration(f.window); config.Window <= 0 {
 		return misused("--window is %s; use 1s or more", config.Window)
 	}
@@ -154,7 +153,7 @@ func (a *app) noteProblems(what string, p simulate.Problems) {
 }
 
 func fillReport(t *table, r *simulate.Report) {
-	t.field("lines", fmt.Sprintf("%d, %s", r.Lines, r.Format))
+	t.field("lines", fmt.Sprint(r.Lines))
 	t.field("from", instant(r.From))
 	t.field("to", instant(r.To))
 	t.field("admitted", fmt.Sprint(r.Admitted))

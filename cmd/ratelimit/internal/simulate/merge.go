@@ -262,23 +262,3 @@ func (m *merge) close() error {
 	}
 	return errors.Join(errs...)
 }
-
-// format returns the format of all lines.
-func (m *merge) format(config Format) Format {
-	if config != Detect {
-		return config
-	}
-	found := Format("")
-	for _, r := range m.all {
-		found = r.parser.found.with(found)
-	}
-	return cmp.Or(found, Detect)
-}
-
-// with returns the format of lines of both formats. No format is "".
-func (f Format) with(o Format) Format {
-	if f == "" || o == "" || f == o {
-		return cmp.Or(f, o)
-	}
-	return Mixed
-}

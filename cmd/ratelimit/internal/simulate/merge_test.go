@@ -90,7 +90,6 @@ func TestRunMerges(t *testing.T) {
 		require.NotEmpty(t, want)
 		require.Equal(t, want, got)
 		require.Positive(t, report.OutOfOrder)
-		require.Equal(t, simulate.Mixed, report.Format)
 	})
 
 	t.Run("LinesThatAreLate", func(t *testing.T) {

@@ -1,12 +1,10 @@
 package simulate
 
 import (
-	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
-	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -29,9 +27,6 @@ type record struct {
 
 // parser reads lines.
 type parser struct {
-	format Format
-	last   Format                 // of the last line that could be read, with Detect
-	found  Format                 // of all lines that could be read, with Detect
 	wanted []string               // the other attributes that tiers name
 	paths  map[string][]fieldPath // the JSON fields of each attribute; the first existing one counts
 	record *record                // of the line that parse reads
@@ -45,8 +40,8 @@ type parser struct {
 type fieldPath []string
 
 // newParser returns a parser. names are the names of JSON fields by attribute, and wanted are other attributes.
-func newParser(format Format, names map[string]string, wanted []string) *parser {
-	p := &parser{format: format, wanted: wanted, paths: make(map[string][]fieldPath)}
+func newParser(names map[string]string, wanted []string) *parser {
+	p := &parser{wanted: wanted, paths: make(map[string][]fieldPath)}
 	for _, attribute := range append([]string{
 		"time", "address", "user", "tenant", "plan", "method", "path", "route",
 		"request",
@@ -97,27 +92,14 @@ func defaultFields(attribute string) []string {
 	return []string{attribute}
 }
 
-// parse reads a line into r, whose previous content it drops. With Detect, each line may have another format than the
-// line above.
+// parse reads a line into r, whose previous content it drops: a JSON object, or a line of the Common Log Format.
 func (p *parser) parse(line string, r *record) error {
 	p.record = r
 	r.clear()
-	if p.format != Detect {
-		return p.parseAs(p.format, line)
+	if strings.HasPrefix(line, "{") {
+		return p.parseJSON(line)
 	}
-	var reason error
-	for _, format := range []Format{cmp.Or(p.last, JSON), JSON, Combined, Common} {
-		err := p.parseAs(format, line)
-		if err == nil {
-			p.last, p.found = format, format.with(p.found)
-			return nil
-		}
-		if format == JSON || !strings.HasPrefix(line, "{") { // for other lines than objects, the reason of Common is better
-			reason = err
-		}
-		r.clear()
-	}
-	return fmt.Errorf("the line is in none of the formats common, combined and json: %w", reason)
+	return p.parseCommon(line)
 }
 
 // clear empties the record, and keeps its map.
@@ -125,13 +107,6 @@ func (r *record) clear() {
 	fields := r.fields
 	clear(fields)
 	*r = record{fields: fields}
-}
-
-func (p *parser) parseAs(format Format, line string) error {
-	if format == JSON {
-		return p.parseJSON(line)
-	}
-	return p.parseCommon(line, format == Combined)
 }
 
 // setFields sets the other attributes. value returns attributes that are not part of the request line.
@@ -180,56 +155,24 @@ func said(field string) string {
 	return field
 }
 
-// The errors for a line that is not in the Common Log Format:
-//
-//	address identity user [02/Jan/2006:15:04:05 -0700] "request" status size "referer" "user agent"
-//
-// which may begin with the name of the server.
-var (
-	errNoAddress   = errors.New("it does not begin with an address, an identity and a user")
-	errNoTime      = errors.New("it has no time such as [02/Jan/2006:15:04:05 -0700] after the user")
-	errNoRequest   = errors.New("it has no request in quotes after the time")
-	errNoStatus    = errors.New("it has no status and size after the request")
-	errNotCombined = errors.New("it has no referer and user agent in quotes at its end, or is cut off")
-)
+// errNotCommon is returned for a line that is in no format.
+var errNotCommon = errors.New(`it is neither a JSON object nor in the Common Log Format: address identity user ` +
+	`[02/Jan/2006:15:04:05 -0700] "request" status size, and then "referer" "user agent" and more`)
 
-// parseCommon reads a line of the Common Log Format, and the referer and the user agent if the line has them. Combined
-// requires them.
-func (p *parser) parseCommon(line string, combined bool) error {
+// parseCommon reads a line of the Common Log Format, with the referer and the user agent if the line has them.
+func (p *parser) parseCommon(line string) error {
 	r := p.record
 	client, rest, _ := strings.Cut(line, " ")
-	identity, rest, ok := strings.Cut(rest, " ")
-	if isServer(client, identity) {
-		client = identity
-		identity, rest, ok = strings.Cut(rest, " ")
-	}
-	if !ok || client == "" || identity == "" {
-		return errNoAddress
-	}
-	user, at, rest, ok := p.cutTime(rest)
-	if !ok {
-		return errNoTime
-	}
-	request, rest, ok := cutQuoted(rest)
-	if !ok {
-		return errNoRequest
-	}
+	_, rest, ok := strings.Cut(rest, " ") // the identity
+	user, at, rest, hasTime := p.cutTime(rest)
+	request, rest, hasRequest := cutQuoted(rest)
 	status, rest, _ := strings.Cut(strings.TrimPrefix(rest, " "), " ")
-	size, rest, more := strings.Cut(rest, " ")
-	if !isNumber(status) || size != "-" && !isNumber(size) {
-		return errNoStatus
+	size, rest, _ := strings.Cut(rest, " ")
+	if !ok || !hasTime || !hasRequest || !isNumber(status) || size != "-" && !isNumber(size) {
+		return errNotCommon
 	}
-	var referer, agent string
-	if more {
-		var ok bool
-		if referer, rest, ok = cutQuoted(rest); ok {
-			agent, _, ok = cutQuoted(strings.TrimPrefix(rest, " "))
-		}
-		more = ok
-	}
-	if combined && !more {
-		return errNotCombined
-	}
+	referer, rest, _ := cutQuoted(rest)
+	agent, _, _ := cutQuoted(strings.TrimPrefix(rest, " "))
 	r.at, r.address, r.user = at, said(client), said(user)
 	r.requestLine(request)
 	p.setFields(func(name string) string {
@@ -270,19 +213,6 @@ func (p *parser) cutTime(text string) (user string, at time.Time, rest string, o
 			}
 		}
 	}
-}
-
-// isServer reports whether a line begins with the name of a server, as in Apache's vhost_combined. Then an address is
-// in the place of the identity.
-func isServer(text, next string) bool {
-	if next == "-" || strings.HasSuffix(text, ",") { // a list of addresses
-		return false
-	}
-	if _, err := netip.ParseAddr(next); err != nil {
-		return false
-	}
-	_, err := netip.ParseAddr(text)
-	return err != nil
 }
 
 // cutQuoted returns the quoted text at the beginning, without escapes, and the rest.

@@ -45,7 +45,7 @@ func newReplay(config *Config) (*replay, error) {
 func (r *replay) replay(ctx context.Context, sources []Source) (err error) {
 	defer func() { err = errors.Join(err, r.merge.close()) }()
 	for i := range sources {
-		if err := r.merge.add(&sources[i], newParser(r.config.Format, r.config.Fields, r.asks.wanted)); err != nil {
+		if err := r.merge.add(&sources[i], newParser(r.config.Fields, r.asks.wanted)); err != nil {
 			return err
 		}
 	}
@@ -145,7 +145,7 @@ func (r *replay) tellRefused(line *held, refusal *ratelimit.Refusal, d *ratelimi
 // end returns the report.
 func (r *replay) end() *Report {
 	p := &r.report
-	p.Format, p.Buckets = r.merge.format(r.config.Format), r.simulation.Buckets()
+	p.Buckets = r.simulation.Buckets()
 	p.Limits, p.Keys = r.counts.reports(), r.counts.top(r.config.Top)
 	for _, problems := range []*Problems{&p.Unparsed, &p.Failed} {
 		if problems.First == nil {

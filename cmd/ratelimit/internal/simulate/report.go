@@ -30,8 +30,6 @@ type Refusal struct {
 //	Lines    = Unparsed.Count + Failed.Count + Unlimited + Decided
 //	Decided  = Admitted + Refused
 type Report struct {
-	// Format is the format of the lines.
-	Format Format `json:"format"`
 	// From and To are the earliest and the latest instant of a line.
 	From time.Time `json:"from"`
 	To   time.Time `json:"to"`

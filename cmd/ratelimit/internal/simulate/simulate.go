@@ -8,6 +8,9 @@
 // has ten bytes, and more for refused keys. In a second, a core replays about 300,000 lines of the combined format for
 // one limit, 200,000 for three limits, and 120,000 lines of JSON; measure it with BenchmarkMillionLines.
 //
+// A line is a JSON object, or in the Common Log Format of Apache, nginx and others, with or without the referer and the
+// user agent; any text may follow them.
+//
 // # Order
 //
 // Lines are decided in the order of their times. Run merges the sources, for example rotated files or the logs of
@@ -48,29 +51,10 @@ var (
 	ErrUnasked = errors.New("simulate: no line could be asked")
 )
 
-// Format is the format of the lines of a log.
-type Format string
-
-const (
-	// Detect detects the format from the first lines. The empty Format means Detect.
-	Detect Format = "detect"
-	// Common is the Common Log Format of Apache, nginx and others. A line may begin with the name of the server, and
-	// any text may follow the size.
-	Common Format = "common"
-	// Combined is Common with the referer and the user agent, as nginx writes it by default.
-	Combined Format = "combined"
-	// JSON is an object on each line.
-	JSON Format = "json"
-	// Mixed is the format in the Report of lines that have several formats.
-	Mixed Format = "mixed"
-)
-
 // Config holds the settings of Run. Only Rules is required.
 type Config struct {
 	// Rules is the rules file. The rules are in effect for the whole log; overrides end at their Until.
 	Rules rules.Document
-	// Format is the format of the lines. Defaults to Detect.
-	Format Format
 	// Window is how much a line may be earlier than a line above it in its source. Defaults to a minute.
 	Window time.Duration
 	// Fields are the names of JSON fields by attribute: time, address, user, tenant, plan, method, path, route, or
@@ -126,8 +110,8 @@ func (r *replay) none() error {
 	for _, s := range r.merge.all {
 		if s.invalid.Count > 0 && s.latest.IsZero() {
 			first := s.invalid.First[0]
-			return fmt.Errorf("%w: line %d of %s: %s; say the format, or the names of the JSON fields, or write the log as "+
-				"JSON, a line each",
+			return fmt.Errorf("%w: line %d of %s: %s; say the names of the JSON fields, or write the log as JSON, a line "+
+				"each",
 				ErrUnreadable, first.Line, first.Source, first.Reason)
 		}
 	}
@@ -145,18 +129,13 @@ func (r *replay) none() error {
 }
 
 func (c Config) withDefaults() Config {
-	c.Format, c.Window = cmp.Or(c.Format, Detect), cmp.Or(c.Window, time.Minute)
+	c.Window = cmp.Or(c.Window, time.Minute)
 	c.IPv4Bits = cmp.Or(c.IPv4Bits, address.IPv4Bits)
 	c.IPv6Bits = cmp.Or(c.IPv6Bits, address.IPv6Bits)
 	return c
 }
 
 func (c *Config) validate(sources []Source) error {
-	switch c.Format {
-	case Detect, Common, Combined, JSON:
-	default:
-		return fmt.Errorf("%w: the format is %.20q; use detect, common, combined or json", ErrInvalidConfig, string(c.Format))
-	}
 	switch {
 	case c.IPv4Bits < 1 || c.IPv4Bits > 32:
 		return fmt.Errorf("%w: %d bits of an IPv4 address are to count; use 1 to 32", ErrInvalidConfig, c.IPv4Bits)

@@ -44,7 +44,6 @@ func TestRun(t *testing.T) {
 			at(0, "10.0.0.1", "GET /"), at(0, "10.0.0.1", "GET /"), at(0, "10.0.0.2", "GET /"), at(1, "10.0.0.1", "GET /"),
 			at(1, "10.0.0.1", "GET /"), at(2, "10.0.0.1", "GET /"), at(20, "10.0.0.1", "GET /"), "",
 		))
-		require.Equal(t, simulate.Combined, report.Format)
 		require.EqualValues(t, 7, report.Lines)
 		require.EqualValues(t, 5, report.Admitted)
 		require.Equal(t, []time.Time{second(0), second(20)}, []time.Time{report.From, report.To})
@@ -289,7 +288,6 @@ func TestRunRejectsInvalidRequests(t *testing.T) {
 		"the limit \"a\" is named, and not by what":          {Rules: document(t, tiers), Limit: "a"},
 		"no rule":                    {Rules: document(t, three), By: "address", Limit: "b"},
 		"the Key":                    {Rules: document(t, three), By: "{address"},
-		"the format is":              {Rules: document(t, tiers), Format: "xml"},
 		"33 bits of an IPv4 address": {Rules: document(t, tiers), IPv4Bits: 33},
 		"-1 bits of an IPv6 address": {Rules: document(t, tiers), IPv6Bits: -1},
 		"65 bits of an IPv6 address": {Rules: document(t, tiers), IPv6Bits: 65},
@@ -319,7 +317,7 @@ func TestReportAsJSON(t *testing.T) {
 		lines(at(5, "10.0.0.1", "GET /"), at(2, "10.0.0.1", "GET /")))
 	text, err := json.Marshal(report)
 	require.NoError(t, err)
-	require.JSONEq(t, `{"format": "combined", "from": "2026-03-01T12:00:02Z", "to": "2026-03-01T12:00:05Z", "lines": 2, "decided": 2,
+	require.JSONEq(t, `{"from": "2026-03-01T12:00:02Z", "to": "2026-03-01T12:00:05Z", "lines": 2, "decided": 2,
 		"admitted": 2, "refused": 0, "unlimited": 0, "buckets": 1, "without_plan": 0, "unknown_plan": 0, "out_of_order": 1, "step_back_us": 3000000, "keys": [],
 		"limits": [{"limit": "address", "asked": 2, "admitted": 2, "refused": 0, "shadow": 0, "share": 0, "peak": {"at": "2026-03-01T12:00:02Z", "asked": 1, "refused": 0}}],
 		"unparsed": {"count": 0, "first": []}, "failed": {"count": 0, "first": []}}`, string(text))
