@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"strconv"
 	"strings"
@@ -19,7 +17,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
-	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/prefetch"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
@@ -29,27 +26,9 @@ import (
 // The variables and functions below hold code blocks of docs/recipes.md. The tests below run each of them, and check
 // the figures of the page.
 
-var Interactive = ratelimit.Define("interactive", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 50})
-
 func recipeRegion(share float64) ratelimit.Limit {
 	limit := ratelimit.Define("api", ratelimit.TokenBucket{Rate: 100 * share, Period: time.Second, Capacity: 50 * share})
 	return limit
-}
-
-var ModelTokens = ratelimit.Define("modelTokens",
-	ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, Capacity: 40_000})
-
-func recipeCost(limiter *ratelimit.Limiter, user httplimit.Key, complete http.Handler) (http.Handler, error) {
-	limited, err := httplimit.New(limiter, httplimit.Config{Limits: []httplimit.Limit{
-		{
-			Limit: ModelTokens, Key: user, Unit: "tokens",
-			Cost: httplimit.StatedCost{Header: "X-Tokens", Default: 500, Max: 40_000},
-		},
-	}})
-	if err != nil {
-		return nil, err
-	}
-	return limited(complete), nil
 }
 
 var HalfAndHalf = ratelimit.Define("half", ratelimit.TokenBucket{Rate: 50, Period: time.Minute, Capacity: 50})
@@ -102,6 +81,21 @@ func recipeLogin(ctx context.Context, limiter *ratelimit.Limiter, account, addre
 		attempts, _ := d.State(LoginAccount)
 		used := LoginAccount.Capacity() - attempts.Remaining // by failures before this attempt, and by itself
 		return limiter.WithTx(tx).Credit(ctx, LoginAccount.For(account).Cost(used), LoginAddress.For(address))
+	})
+}
+
+var (
+	SignUpAddress = ratelimit.Define("signUp.address", ratelimit.TokenBucket{Rate: 10, Period: time.Hour, Capacity: 3})
+	SignUpsDay    = ratelimit.Define("signUps.day", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Daily})
+)
+
+func recipeSignUp(ctx context.Context, limiter *ratelimit.Limiter, address, name string) error {
+	return limiter.InTx(ctx, func(tx pgx.Tx) error {
+		if err := limiter.WithTx(tx).Require(ctx, SignUpAddress.For(address), SignUpsDay.Global()); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `INSERT INTO users (name) VALUES ($1)`, name)
+		return err // if the name exists already, the rollback returns both tokens
 	})
 }
 
@@ -200,31 +194,6 @@ func TestRecipesOfRates(t *testing.T) {
 	t.Parallel()
 	testkit.Long(t, documents)
 
-	t.Run("SixtyASecond", func(t *testing.T) {
-		t.Parallel()
-		admitted, refused := pressed(t, Interactive, 60, 60*10)
-		require.Equal(t, 59, within(admitted, time.Second))
-		require.Equal(t, 60*9/6, len(admitted)-59, "of the next nine seconds one in six")
-		says(t, "%d pass in the first second. The first refusal is request %d, at %s; from then on one in six passes",
-			within(admitted, time.Second), within(admitted, refused[0])+1, inSeconds(refused[0]))
-		v := Interactive.For("ada").FullValue(recipeStart)
-		empty, d := v.Take(recipeStart, 50)
-		require.True(t, d.Allowed)
-		idle := recipeStart.Add(5 * time.Second)
-		require.Equal(t, 50.0, empty.At(idle))
-		says(t, "Five idle seconds fill it again")
-	})
-
-	t.Run("HowMuchBurst", func(t *testing.T) {
-		t.Parallel()
-		for _, capacity := range []float64{1, 10, 50, 100} {
-			limit := ratelimit.Define("burst", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: capacity})
-			admitted, _ := pressed(t, limit, 1000, 10*1000)
-			asked, _ := pressed(t, limit, 60, 10*60)
-			says(t, "| %v | %d | %d | %d |", capacity, within(asked, time.Second), busiest(admitted, time.Second), within(admitted, 10*time.Second))
-		}
-	})
-
 	t.Run("Regions", func(t *testing.T) {
 		t.Parallel()
 		whole, _ := pressed(t, recipeRegion(1), 1000, 10*1000)
@@ -233,7 +202,7 @@ func TestRecipesOfRates(t *testing.T) {
 		for end := time.Duration(0); end <= 10*time.Second; end += 100 * time.Millisecond {
 			require.LessOrEqual(t, within(larger, end)+within(smaller, end), within(whole, end))
 		}
-		says(t, "With shares of 0.6 and 0.4, the regions together never admit more than one limit with a rate of 100 and a capacity of 50.")
+		says(t, "With shares of 0.6 and 0.4, the regions together never admit more than one limit with rate 100 and capacity 50.")
 	})
 
 	t.Run("ThirdPartyCap", func(t *testing.T) {
@@ -282,6 +251,16 @@ func TestRecipesOfSpacing(t *testing.T) {
 		require.NoError(t, recipeCooldown(t.Context(), f.Limiter, "ada", publish(nil)))
 	})
 
+	t.Run("SignUp", func(t *testing.T) {
+		t.Parallel()
+		f := newFrozen(t)
+		f.Exec(t, `CREATE TABLE users (name text PRIMARY KEY)`)
+		require.NoError(t, recipeSignUp(t.Context(), f.Limiter, "192.0.2.1", "ada"))
+		require.Error(t, recipeSignUp(t.Context(), f.Limiter, "192.0.2.1", "ada"), "the name exists")
+		require.Equal(t, 2.0, f.tokens(t, SignUpAddress.For("192.0.2.1")))
+		require.Equal(t, 999.0, f.tokens(t, SignUpsDay.Global()))
+	})
+
 	t.Run("Login", func(t *testing.T) {
 		t.Parallel()
 		f := newFrozen(t)
@@ -297,7 +276,7 @@ func TestRecipesOfSpacing(t *testing.T) {
 		var limited *ratelimit.LimitedError
 		require.ErrorAs(t, err, &limited)
 		require.Equal(t, 3*time.Minute, limited.Decision.RetryAfter)
-		says(t, "Of 20 guesses at once %d are verified, and the next is possible after %v", looked, "3 min")
+		says(t, "Of 20 guesses at the same moment, %d are verified, and the next is possible after %v", looked, "3 min")
 		require.NoError(t, signIn("grace", true))
 		require.Equal(t, 5.0, f.tokens(t, LoginAccount.For("grace")))
 		require.Equal(t, 25.0, f.tokens(t, LoginAddress.For("192.0.2.1")), "the failures stay")
@@ -311,47 +290,12 @@ func TestRecipesOfSpacing(t *testing.T) {
 	})
 }
 
-func TestRecipesOfCosts(t *testing.T) {
-	t.Parallel()
-	testkit.Long(t, documents)
-	f := newFrozen(t)
-	user := func(*http.Request) (string, error) { return "ada", nil }
-	handler, err := recipeCost(f.Limiter, user, http.NotFoundHandler())
-	require.NoError(t, err)
-	ask := func(stated string) *httptest.ResponseRecorder {
-		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", http.NoBody)
-		if stated != "" {
-			r.Header.Set("X-Tokens", stated)
-		}
-		w := httptest.NewRecorder()
-		handler.ServeHTTP(w, r)
-		return w
-	}
-	require.Equal(t, http.StatusNotFound, ask("30000").Code)
-	require.Equal(t, http.StatusNotFound, ask("").Code)
-	require.Equal(t, 9500.0, f.tokens(t, ModelTokens.For("ada")))
-	refused := ask("12000")
-	require.Equal(t, http.StatusTooManyRequests, refused.Code)
-	says(t, "After 30,000 tokens and a request that states none, 9,500 are left; a request of 12,000 gets a `Retry-After` of %s s", refused.Header().Get("Retry-After"))
-}
-
 // The blocks of docs/recipes.md on tenants, workers and callers that wait, and the tests that run them.
 
 var (
 	Guarantee = ratelimit.Define("guarantee", ratelimit.PerSecond(20))
 	Pool      = ratelimit.Define("pool", ratelimit.PerSecond(100))
 )
-
-var Mails = ratelimit.Define("mails", ratelimit.TokenBucket{Rate: 100, Period: time.Minute, Capacity: 10})
-
-func recipeUpTo(ctx context.Context, limiter *ratelimit.Limiter, sender string, queue []string, send func(...string)) (time.Duration, error) {
-	n, d, err := take.UpTo(ctx, limiter, len(queue), Mails.For(sender))
-	if err != nil {
-		return 0, err
-	}
-	send(queue[:n]...)
-	return d.RetryAfter, nil // 0 unless there was none
-}
 
 var Calls = ratelimit.Define("calls", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 1})
 
@@ -425,31 +369,10 @@ func TestRecipesOfVerbs(t *testing.T) {
 				require.NoError(t, hot.Require(t.Context(), Firehose.Global()))
 			}
 			arrive := 100_000 / 2
-			says(t, "At most %d are admitted at once: the capacity, and the %d that arrive in half a second. Of the first %v calls %d queried the row.",
-				int(Firehose.Capacity())+arrive, arrive, calls, queries)
+			says(t, "At most %d are admitted at once: the capacity, plus the %d that refill in half a second. Only %d of the first %d calls hit the database.",
+				int(Firehose.Capacity())+arrive, arrive, queries, calls)
 			require.NoError(t, hot.Close(t.Context()))
 		})
-	})
-
-	t.Run("UpTo", func(t *testing.T) {
-		t.Parallel()
-		f := newFrozen(t)
-		queue, sent := make([]string, 25), 0
-		poll := func() time.Duration {
-			again, err := recipeUpTo(t.Context(), f.Limiter, "news", queue[sent:], func(mails ...string) { sent += len(mails) })
-			require.NoError(t, err)
-			return again
-		}
-		require.Zero(t, poll())
-		first, again := sent, poll()
-		require.Equal(t, first, sent)
-		f.now = f.now.Add(again)
-		require.Zero(t, poll())
-		says(t, "Of 25 mails %d go at once, and the next is %s away", first, inSeconds(again))
-		for begin := f.now; f.now.Sub(begin) < 7*time.Second; f.now = f.now.Add(time.Second) {
-			poll()
-		}
-		says(t, "Polled each second, it sends another %d within six seconds", sent-first-1)
 	})
 
 	t.Run("Wait", func(t *testing.T) {

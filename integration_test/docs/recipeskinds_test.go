@@ -105,7 +105,7 @@ func TestRecipesOfKinds(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, d.Allowed)
 		require.Equal(t, time.Second, d.RetryAfter)
-		says(t, "a refusal one second before midnight of 31 March in Berlin (22:00 UTC) has a `RetryAfter` of %s", inSeconds(d.RetryAfter))
+		says(t, "a refusal one second before midnight on 31 March in Berlin (22:00 UTC) has a `RetryAfter` of %s", inSeconds(d.RetryAfter))
 		f.now = f.now.Add(d.RetryAfter)
 		require.Equal(t, 1000.0, f.tokens(t, MonthlyQuota.For("ada")))
 	})
@@ -322,7 +322,7 @@ func TestRecipesOfAdaptive(t *testing.T) {
 		client, known := m.process(t, true)
 		accepted, throttled := m.press(t, client, 23)
 		first, settled := sumOf(throttled[:3]), throttled[7:]
-		says(t, "In the first three seconds it throttles %d of %d", first, first+sumOf(accepted[:3]))
+		says(t, "In the first three seconds the upstream throttles %d of %d requests", first, first+sumOf(accepted[:3]))
 		says(t, "From the eighth second on it accepts %.0f %% of its rate, and throttles %.1f %% of the requests",
 			100*float64(sumOf(accepted[7:]))/float64(40*len(settled)), 100*float64(sumOf(settled))/float64(sumOf(accepted[7:])+sumOf(settled)))
 		m.takes = 100
@@ -331,7 +331,7 @@ func TestRecipesOfAdaptive(t *testing.T) {
 			_, throttled = m.press(t, client, 1)
 			require.Zero(t, throttled[0])
 		}
-		says(t, "Once it takes 100 again, the full contract is allowed after %.0f s", math.Ceil(m.now.Sub(took).Seconds()))
+		says(t, "%.0f s after the upstream recovers, the limit is back at the full contract", math.Ceil(m.now.Sub(took).Seconds()))
 	})
 
 	t.Run("RetryAfter", func(t *testing.T) {

@@ -159,7 +159,7 @@ func TestErrorsOfEchoHandlers(t *testing.T) {
 	}
 }
 
-// forGin is in docs/guide.md, and TestBlocksAreRun of docs/links finds it here.
+// forGin runs the middleware in Gin. docs/guide.md links to it.
 func forGin(limited func(http.Handler) http.Handler) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		allowed := false
