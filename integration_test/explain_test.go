@@ -27,7 +27,7 @@ const (
 // the only row.
 var housekeeping = map[string]bool{
 	"fingerprint_read.sql": true, "fingerprint_insert.sql": true,
-	"reservations_expired.sql": true, "reservations_forget.sql": true, "reservations_forget_routed.sql": true, "setting.sql": true,
+	"reservations_expired.sql": true, "reservations_forget.sql": true, "reservations_forget_routed.sql": true,
 	"clock.sql": true, "layout.sql": true, // which go to no table
 }
 

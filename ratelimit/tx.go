@@ -234,7 +234,7 @@ func begunWith(err error) (lost bool, _ error) {
 }
 
 // beginTx begins a transaction. On a pool of pgx, BEGIN is sent with its first statement, unless the statements of the
-// store must name one row each. A READ COMMITTED transaction runs only statements of the store.
+// store must name one row each.
 func beginTx(ctx context.Context, l *Limiter, level pgx.TxIsoLevel) (pgx.Tx, error) {
 	options := pgx.TxOptions{IsoLevel: level}
 	pool, isPool := l.pool.(*pgxpool.Pool)
@@ -244,9 +244,6 @@ func beginTx(ctx context.Context, l *Limiter, level pgx.TxIsoLevel) (pgx.Tx, err
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return nil, err
-	}
-	if level == pgx.ReadCommitted {
-		return store.NewOwnTx(conn.Conn(), options, conn.Release), nil
 	}
 	return store.NewLazyTx(ctx, conn.Conn(), l.execMode(), options, conn.Release), nil
 }

@@ -92,11 +92,11 @@ func (Tables) LockReservation(ctx context.Context, u *store.Unit, id string, vac
 	return r, nil
 }
 
-// SaveReservation writes the reservation later.
+// SaveReservation writes the reservation.
 func (Tables) SaveReservation(ctx context.Context, u *store.Unit, r *Reservation) error {
 	batch := &pgx.Batch{}
 	r.Queue(u, batch)
-	return u.SendLater(ctx, batch)
+	return u.Conn().SendBatch(ctx, batch).Close()
 }
 
 // Due reads them by reservations_expired.sql.

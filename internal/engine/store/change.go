@@ -116,9 +116,6 @@ func (s *Session) ChargeLocked(ctx context.Context, asks []bucket.Ask, amounts f
 			changes[i] = change{ask: &p.Rows[i], verb: "lock"}
 		}
 		answers, err := tx.decideInGeneral(ctx, changes, nil)
-		if err == nil && s.mode == alone {
-			err = tx.relax(ctx, p.Rows)
-		}
 		if err != nil {
 			return err
 		}

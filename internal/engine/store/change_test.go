@@ -1,11 +1,9 @@
 package store
 
 import (
-	"context"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
@@ -206,28 +204,6 @@ func TestABatchOfReservesIsOneRoundTrip(t *testing.T) {
 		require.Equal(t, want, calls[i].Record != nil, "call %d", i)
 	}
 	require.Equal(t, []float64{-5, 8, 8}, s.held(l.ask("ada", 0), l.ask("bob", 0), l.ask("eve", 0)))
-}
-
-// TestOnlyTheLimitersOwnTransactionsAreRelaxed protects other transactions: one over several servers of Citus could
-// lose half of its rows.
-func TestOnlyTheLimitersOwnTransactionsAreRelaxed(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.New(t)
-	conn, err := pool.Acquire(t.Context())
-	require.NoError(t, err)
-	own := NewOwnTx(conn.Conn(), pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, conn.Release)
-	t.Cleanup(func() { require.NoError(t, own.Rollback(context.WithoutCancel(t.Context()))) }) // the pool waits for the connection
-	for want, tx := range map[string]Conn{"on": begin(t, pool), "off": own} {
-		u := &Unit{Store: New(Options{Schema: DefaultSchema, RelaxedCommit: true}), conn: tx, mode: ownTx}
-		_, err := tx.Exec(t.Context(), "SET LOCAL synchronous_commit TO on")
-		require.NoError(t, err)
-		require.NoError(t, u.relax(t.Context(), nil))
-		rows, err := tx.Query(t.Context(), "SHOW synchronous_commit")
-		require.NoError(t, err)
-		found, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[string])
-		require.NoError(t, err)
-		require.Equal(t, want, found)
-	}
 }
 
 // A call that locks a row and changes it writes it once: each write is logged.

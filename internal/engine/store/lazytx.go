@@ -8,10 +8,15 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// LazyTx is an OwnTx with all that users may do with a transaction. A first statement that can't be in one message with
-// BEGIN follows it.
+// LazyTx is a transaction on a connection of pgx whose BEGIN travels with its first statement. A first statement that
+// can't be in one message with BEGIN follows it.
 type LazyTx struct {
-	OwnTx
+	pgx.Tx  // nil before BEGIN was sent
+	conn    *pgx.Conn
+	options pgx.TxOptions
+	release func() // returns the connection to its pool, which closes a connection that is in a transaction
+	ended   bool
+
 	ctx     context.Context //nolint:containedctx // of BEGIN, where a method has none
 	mode    pgx.QueryExecMode
 	refused error
@@ -22,7 +27,7 @@ type LazyTx struct {
 func NewLazyTx(ctx context.Context, conn *pgx.Conn, mode pgx.QueryExecMode, options pgx.TxOptions,
 	release func(),
 ) *LazyTx {
-	return &LazyTx{OwnTx: *NewOwnTx(conn, options, release), ctx: ctx, mode: mode}
+	return &LazyTx{conn: conn, options: options, release: release, ctx: ctx, mode: mode}
 }
 
 // Refused returns the error of BEGIN, with which the first statement has failed.
@@ -30,6 +35,11 @@ func (tx *LazyTx) Refused() error { return tx.refused }
 
 // IsClosed reports whether the connection is closed.
 func (tx *LazyTx) IsClosed() bool { return tx.conn.IsClosed() }
+
+// IsIdle reports whether the connection is in no transaction any more.
+func (tx *LazyTx) IsIdle() bool {
+	return tx.Tx != nil && !tx.conn.IsClosed() && tx.conn.PgConn().TxStatus() == 'I'
+}
 
 // start sends BEGIN unless it was sent.
 func (tx *LazyTx) start(ctx context.Context) error {
@@ -53,14 +63,22 @@ func (tx *LazyTx) start(ctx context.Context) error {
 // sendFirst sends a batch with BEGIN. sent is false if BEGIN must be sent first, because the statements can't be
 // prepared before it.
 func (tx *LazyTx) sendFirst(ctx context.Context, batch *pgx.Batch) (results pgx.BatchResults, sent bool, err error) {
-	results, err = tx.send(ctx, batch)
+	all := &pgx.Batch{}
+	all.BeginTx(tx.options)
+	all.QueuedQueries = append(all.QueuedQueries, batch.QueuedQueries...)
+	results = tx.conn.SendBatch(ctx, all)
+	tx.Tx = results.Tx()
+	if err = skip(results, 1); err == nil {
+		return results, true, nil
+	}
+	_ = results.Close() // with the same error
 	var notSent pgx.ErrPreprocessingBatch
-	if errors.As(err, &notSent) {
+	if errors.As(err, &notSent) && !tx.conn.IsClosed() {
 		tx.Tx = nil
 		return nil, false, nil
 	}
 	tx.refused = err
-	return results, true, err
+	return nil, true, err
 }
 
 // isFirst reports whether a statement is the first, and can be in one message with BEGIN.
@@ -86,7 +104,7 @@ func (tx *LazyTx) Query(ctx context.Context, sql string, arguments ...any) (pgx.
 			if err != nil {
 				return nil, err
 			}
-			return QueryLast(results)
+			return queryLast(results)
 		}
 	}
 	if err := tx.start(ctx); err != nil {
@@ -212,7 +230,8 @@ func (tx *LazyTx) Conn() *pgx.Conn {
 	return tx.conn
 }
 
-// Commit commits, if anything was sent.
+// Commit commits, if anything was sent. An error of the server itself, and a pgx.ErrPreprocessingBatch, which comes
+// before the message, say that the transaction was rolled back. If a hook panics in Commit, Rollback must follow.
 func (tx *LazyTx) Commit(ctx context.Context) error {
 	switch {
 	case tx.ended:
@@ -222,6 +241,70 @@ func (tx *LazyTx) Commit(ctx context.Context) error {
 		return nil
 	}
 	err := tx.Tx.Commit(ctx)
-	tx.endAfter(ctx)
+	if tx.conn.IsClosed() || tx.conn.PgConn().TxStatus() == 'I' {
+		tx.end()
+	} else {
+		_ = tx.Rollback(ctx) // which closes the connection if it fails
+	}
 	return err
+}
+
+// Rollback rolls back the statements that were sent.
+func (tx *LazyTx) Rollback(ctx context.Context) error {
+	if tx.ended {
+		return pgx.ErrTxClosed
+	}
+	defer tx.end()
+	if tx.Tx == nil {
+		return nil
+	}
+	return tx.Tx.Rollback(ctx)
+}
+
+// end returns the connection.
+func (tx *LazyTx) end() {
+	tx.ended = true
+	tx.release()
+}
+
+// queryLast returns the rows of the last statement of a batch, which end it.
+func queryLast(results pgx.BatchResults) (pgx.Rows, error) {
+	rows, err := results.Query()
+	if err != nil {
+		_ = results.Close() // with the same error
+		return nil, err
+	}
+	return &lastRows{Rows: rows, results: results}, nil
+}
+
+// lastRows are rows that end a batch.
+type lastRows struct {
+	pgx.Rows
+	results pgx.BatchResults
+	err     error
+}
+
+// Next reads the next row.
+func (r *lastRows) Next() bool {
+	if r.Rows.Next() {
+		return true
+	}
+	r.Close()
+	return false
+}
+
+// Close ends the batch.
+func (r *lastRows) Close() {
+	r.Rows.Close()
+	if err := r.results.Close(); r.err == nil {
+		r.err = err
+	}
+}
+
+// Err returns what went wrong.
+func (r *lastRows) Err() error {
+	if err := r.Rows.Err(); err != nil {
+		return err
+	}
+	return r.err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -176,4 +177,37 @@ func TestALazyTxBeginsWithItsFirstStatement(t *testing.T) {
 		}
 		require.Equal(t, trips, got, name)
 	}
+}
+
+// endingConn is a connection that calls a function at each write.
+type endingConn struct {
+	net.Conn
+	end *func()
+}
+
+func (c endingConn) Write(b []byte) (int, error) {
+	(*c.end)()
+	return c.Conn.Write(b)
+}
+
+// A context that ends while the first statement is prepared closes the connection, and is the error.
+func TestALazyTxIsRefusedWhenItsContextEnds(t *testing.T) {
+	t.Parallel()
+	end := func() {}
+	pool := postgrestest.New(t, func(c *pgxpool.Config) {
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			conn, err := dial(ctx, network, address)
+			return endingConn{conn, &end}, err
+		}
+	})
+	conn, err := pool.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	ctx, cancel := context.WithCancel(t.Context())
+	tx := NewLazyTx(ctx, conn.Conn(), pgx.QueryExecModeCacheStatement, pgx.TxOptions{}, func() {})
+	end = cancel
+	_, err = tx.Exec(ctx, `SELECT $1::integer`, 1)
+	require.ErrorIs(t, err, context.Canceled)
+	require.ErrorIs(t, tx.Refused(), context.Canceled)
 }

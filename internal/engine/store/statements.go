@@ -21,7 +21,7 @@ type statements struct {
 
 	read, readRows, lock, held, prune, pruneRows string
 
-	clock, setting, boundWaits string
+	clock, boundWaits string
 }
 
 // Statement returns the statement in sql/name.sql of a package, which is written for the default schema, for the schema
@@ -55,7 +55,6 @@ func newStatements(schema string) (s statements) {
 	for name, statement := range map[string]*string{
 		"buckets_lock":  &s.lock,
 		"buckets_held":  &s.held,
-		"setting":       &s.setting,
 		"buckets_read":  &s.read,
 		"buckets_prune": &s.prune,
 		"clock":         &s.clock,

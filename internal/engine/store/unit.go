@@ -52,7 +52,7 @@ func (u *Unit) BoundWait(ctx context.Context, most time.Duration) error {
 	if u.Engine().QueueBound(batch, u, most); batch.Len() == 0 {
 		return nil
 	}
-	return u.SendLater(ctx, batch)
+	return u.conn.SendBatch(ctx, batch).Close()
 }
 
 // Send sends batch, and has receive read the answers.
@@ -84,17 +84,6 @@ func (u *Unit) Ask(ctx context.Context, batch *pgx.Batch, receive func(pgx.Batch
 		}
 		return err
 	})
-}
-
-// SendLater sends batch with the next statement of the transaction, at the latest with COMMIT, if that is possible. Its
-// statements must not wait for others.
-func (u *Unit) SendLater(ctx context.Context, batch *pgx.Batch) error {
-	tx, ok := u.conn.(*OwnTx)
-	if !ok {
-		return u.conn.SendBatch(ctx, batch).Close()
-	}
-	tx.later.QueuedQueries = append(tx.later.QueuedQueries, batch.QueuedQueries...)
-	return nil
 }
 
 // Conn returns the pool or the transaction.
