@@ -20,7 +20,7 @@ LONG := /(bench(/.*)?|integration_test/(browser/.*|browsertest|docs|pooler|proce
 
 # RACING: packages whose tests run the Limiter in goroutines. The race detector makes all others slower, and has nothing to find in them;
 # make test-all runs it on them too.
-RACING := ./internal/engine/batch ./internal/engine/turns ./ratelimit/adaptive ./ratelimit/prefetch ./ratelimit ./ratelimittest ./observe/refusals ./rules ./middleware/httplimit ./scheduler \
+RACING := ./internal/engine/batch ./internal/engine/txqueue ./ratelimit/adaptive ./ratelimit/prefetch ./ratelimit ./ratelimittest ./observe/refusals ./rules ./middleware/httplimit ./scheduler \
 	./integration_test
 
 # Tests use the server of a URL. If there is none, run starts one for all packages, because each start takes two seconds of a core: from

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/engine/memstore"
+	"github.com/pgratelimit/pgratelimit/internal/engine/memory"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
@@ -109,7 +109,7 @@ func onEach(t *testing.T, test func(t *testing.T, on backend), backends ...backe
 
 // rowsInMemory returns the buckets of db whose keys have a prefix, as the method rows does.
 func rowsInMemory(db *ratelimittest.DB, keys string) (rows []row) {
-	engine, _ := store.EngineOf(db).(*memstore.Tx)
+	engine, _ := store.EngineOf(db).(*memory.Tx)
 	all := engine.Buckets()
 	order := slices.SortedFunc(maps.Keys(all), bucket.Key.Compare)
 	for _, k := range order {

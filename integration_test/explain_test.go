@@ -100,7 +100,7 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 // statementFiles returns the files of all statements of a Limiter.
 func statementFiles(t *testing.T) (files []string) {
 	t.Helper()
-	for _, of := range []string{"store", "reserved", "gate"} {
+	for _, of := range []string{"store", "reserved", "preflight"} {
 		found, err := filepath.Glob("../internal/engine/" + of + "/sql/*.sql")
 		require.NoError(t, err)
 		require.NotEmpty(t, found)

@@ -15,7 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/engine/gate"
+	"github.com/pgratelimit/pgratelimit/internal/engine/preflight"
 )
 
 // answering is a pool that answers each statement with one row, and allocates nothing for it. It stands for the driver,
@@ -87,7 +87,7 @@ func (r *oneRow) Next() bool {
 func (r *oneRow) Scan(to ...any) error {
 	switch first := to[0].(type) {
 	case *string:
-		*first, *to[1].(*uint32) = gate.NoSecret, 0
+		*first, *to[1].(*uint32) = preflight.NoSecret, 0
 	case *pgtype.Bool:
 		now := instant.UnixMicro()
 		*first, *to[1].(*pgtype.Float8) = pgtype.Bool{Bool: r.allowed, Valid: true}, pgtype.Float8{Float64: r.value, Valid: true}

@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/engine/batch"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/engine/gate"
+	"github.com/pgratelimit/pgratelimit/internal/engine/preflight"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
@@ -292,7 +292,7 @@ func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) erro
 	}
 	ctx, cancel := l.config.bounded(ctx)
 	defer cancel()
-	return l.gate.Pass(ctx, &l.session, gate.Call{Verb: verb, Keyed: keyed, Looks: looks})
+	return l.gate.Pass(ctx, &l.session, preflight.Call{Verb: verb, Keyed: keyed, Looks: looks})
 }
 
 // Require takes the costs of the requests from all of their limits and returns nil, or takes from none of them and

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/pgratelimit/internal/engine/pooler"
+	"github.com/pgratelimit/pgratelimit/internal/engine/preflight"
 	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
@@ -244,9 +244,9 @@ func explain(err error, schema string, inTx bool) error {
 	case pgerr.Code(err) == pgerr.ReadOnly:
 		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a "+
 			"standby: "+toThePrimary, err)
-	case pooler.IsLost(err):
+	case preflight.IsLost(err):
 		return fmt.Errorf("%w: that happens behind a pooler in transaction mode, such as PgBouncer; %s: %w", ErrPoolerMode,
-			pooler.Advice(0), err)
+			preflight.Advice(0), err)
 	case inTx && errors.Is(err, pgx.ErrTxClosed):
 		return fmt.Errorf("%w; the transaction of WithTx has ended: call the Limiter before its commit or rollback", err)
 	case strings.Contains(err.Error(), "conn busy"): // pgx has no value for it

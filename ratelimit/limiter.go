@@ -15,11 +15,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/engine/batch"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/engine/gate"
+	"github.com/pgratelimit/pgratelimit/internal/engine/preflight"
 	"github.com/pgratelimit/pgratelimit/internal/engine/refusalcache"
 	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
-	"github.com/pgratelimit/pgratelimit/internal/engine/turns"
+	"github.com/pgratelimit/pgratelimit/internal/engine/txqueue"
 )
 
 // DB has the methods that a call needs. *pgxpool.Pool and pgx.Tx implement it.
@@ -54,14 +54,14 @@ type Limiter struct {
 	session  store.Session // on the pool, or the transaction
 	batcher  *batch.Batcher[store.Call]
 	cache    *refusalcache.Cache // nil: no refusal is answered from memory
-	queues   *turns.Queues
+	queues   *txqueue.Queues
 	row      uint64                   // picks rows of buckets with Shards; 0: the first
 	execMode func() pgx.QueryExecMode // of a *pgxpool.Pool
 	reports  reports
 	policies *policies
 	places   *reserved.Places
-	gate     *gate.Gate
-	leaving  *gate.Leaving
+	gate     *preflight.Gate
+	leaving  *preflight.Leaving
 }
 
 // New returns a Limiter whose calls run on pool. It makes no connection: if the tables are missing, the first call
@@ -99,9 +99,9 @@ func New(pool Pool, config Config) (*Limiter, error) {
 			Schema: config.Schema, AsOf: asOf,
 			RelaxedCommit: config.RelaxedCommit,
 		}),
-		cache: refusalcache.New(config.RefusalCache, asOf), queues: turns.New(shared), row: row, execMode: mode,
+		cache: refusalcache.New(config.RefusalCache, asOf), queues: txqueue.New(shared), row: row, execMode: mode,
 		policies: &policies{}, places: &reserved.Places{},
-		leaving: &gate.Leaving{}, gate: gate.New(gate.Options{
+		leaving: &preflight.Leaving{}, gate: preflight.New(preflight.Options{
 			Secret: config.HashKey, Schema: config.Schema, ErrMismatch: ErrHashKeyMismatch, ErrPoolerMode: ErrPoolerMode,
 		}),
 	}

@@ -3,7 +3,7 @@ package ratelimit
 import (
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/engine/memstore"
+	"github.com/pgratelimit/pgratelimit/internal/engine/memory"
 )
 
 // Simulation has a Limiter whose buckets are in memory and begin full, and whose clock you set. Use it to replay
@@ -12,14 +12,14 @@ import (
 // until [Limiter.Prune] deletes it.
 type Simulation struct {
 	limiter *Limiter
-	memory  memstore.Pool
+	memory  memory.Pool
 	at      time.Time
 }
 
 // NewSimulation returns a Simulation whose Limiter has config, but neither a Timeout nor another clock. Errors wrap
 // ErrInvalidConfig.
 func NewSimulation(config Config) (*Simulation, error) {
-	s := &Simulation{memory: memstore.NewPool(nil)}
+	s := &Simulation{memory: memory.NewPool(nil)}
 	config.AsOf, config.Timeout = func() time.Time { return s.at }, -1
 	limiter, err := New(s.memory, config)
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/engine/turns"
+	"github.com/pgratelimit/pgratelimit/internal/engine/txqueue"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
@@ -172,7 +172,7 @@ func TestMain(m *testing.M) { testkit.Main(m) }
 // A nested transaction has the place in the queues of the transaction around it.
 func TestNestedTransactionsQueue(t *testing.T) {
 	t.Parallel()
-	outer := &ownedTx{Tx: &endingTx{}, ticket: &turns.Ticket{}, after: &afterCommit{}}
+	outer := &ownedTx{Tx: &endingTx{}, ticket: &txqueue.Ticket{}, after: &afterCommit{}}
 	nested, err := outer.Begin(t.Context())
 	require.NoError(t, err)
 	deep, err := nested.Begin(t.Context())

@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
-	"github.com/pgratelimit/pgratelimit/internal/engine/turns"
+	"github.com/pgratelimit/pgratelimit/internal/engine/txqueue"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
@@ -166,7 +166,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 // transact runs fn in a transaction of its own. It commits if fn returns nil, and rolls back if fn returns an error,
 // panics or exits its goroutine. Then it reports the events of the calls. A nil ticket means that the transaction does
 // not queue. lost reports whether the connection failed before COMMIT was sent or read, so that nothing was written.
-func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *turns.Ticket,
+func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *txqueue.Ticket,
 	fn func(tx *ownedTx) error,
 ) (lost bool, err error) {
 	begun, err := beginTx(ctx, l, level)
@@ -260,9 +260,9 @@ func hasFailed(lost bool, err error) bool {
 // transaction.
 type ownedTx struct {
 	pgx.Tx
-	ticket *turns.Ticket // its place in the queues; nil if it does not queue
-	after  *afterCommit  // shared with nested transactions
-	before *mark         // the state of after when a nested transaction began; nil if it is not nested
+	ticket *txqueue.Ticket // its place in the queues; nil if it does not queue
+	after  *afterCommit    // shared with nested transactions
+	before *mark           // the state of after when a nested transaction began; nil if it is not nested
 	ended  bool
 }
 
@@ -458,7 +458,7 @@ func WithQueue(ctx context.Context, requests ...Request) context.Context {
 }
 
 // ticketOf returns the ticket of a call of InTx for the queues, with the buckets of WithQueue.
-func ticketOf(ctx context.Context, l *Limiter) (*turns.Ticket, error) {
+func ticketOf(ctx context.Context, l *Limiter) (*txqueue.Ticket, error) {
 	requests, _ := ctx.Value(queueKey{}).([]Request)
 	named := make([]bucket.Key, len(requests))
 	for i := range requests {

@@ -9,15 +9,15 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pgratelimit/pgratelimit/internal/engine/memstore"
+	"github.com/pgratelimit/pgratelimit/internal/engine/memory"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // ErrNoDatabase is the error of SQL that a test executes in a transaction, or on a DB, where there is no database.
-var ErrNoDatabase = memstore.ErrNoDatabase
+var ErrNoDatabase = memory.ErrNoDatabase
 
 // pool has the methods of a DB.
-type pool = memstore.Pool
+type pool = memory.Pool
 
 // DB is a [ratelimit.Pool] in memory. Pass it to New of package ratelimit, with a Config of the test's own. Several
 // Limiters of one DB behave like several processes on one database. It is safe for concurrent use. Make it with
@@ -33,11 +33,11 @@ type SQL interface {
 }
 
 // NewDB returns a DB in which every bucket is full.
-func NewDB() *DB { return &DB{memstore.NewPool(nil)} }
+func NewDB() *DB { return &DB{memory.NewPool(nil)} }
 
 // NewDBWith returns a DB whose transactions are paired with transactions of sql: statements of the code under test run
 // there, and both commit and roll back together. The limits stay in memory.
-func NewDBWith(sql SQL) *DB { return &DB{memstore.NewPool(sql)} }
+func NewDBWith(sql SQL) *DB { return &DB{memory.NewPool(sql)} }
 
 // Begin begins a transaction, to hand to code that is given one: [ratelimit.Limiter.WithTx] of a Limiter of the DB
 // takes it. Its SQL fails with [ErrNoDatabase], unless NewDBWith made the DB.

@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/engine/memstore"
+	"github.com/pgratelimit/pgratelimit/internal/engine/memory"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
@@ -194,7 +194,7 @@ func TestKeep(t *testing.T) {
 // owner begins transactions in memory.
 type owner struct {
 	store.Owner
-	pool memstore.Pool
+	pool memory.Pool
 }
 
 func (o owner) InOwnTx(ctx context.Context, from *store.Session, fn func(tx *store.Session) error) error {
@@ -210,7 +210,7 @@ func TestARenewalExtendsAllLeasesOfACallOrNone(t *testing.T) {
 	t.Parallel()
 	const minute = int64(time.Minute / time.Microsecond)
 	now := int64(1_600_000_000_000_000)
-	pool := memstore.NewPool(nil)
+	pool := memory.NewPool(nil)
 	s := store.NewInMemory(store.Options{Schema: store.DefaultSchema, AsOf: func() *int64 { return new(now) }}).OnPool(pool, owner{pool: pool})
 	slot := func(name string, lease int64) bucket.Ask {
 		return bucket.Ask{

@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/pgratelimit/internal/engine/pooler"
+	"github.com/pgratelimit/pgratelimit/internal/engine/preflight"
 )
 
 // poolerLooks is the number of comparisons of two connections, because other clients of a pooler can hide its mode.
@@ -29,24 +29,24 @@ func (e *examination) lookAtPooler(ctx context.Context) ([]Finding, error) {
 		return ok("The path to the server has a pooler in session mode, or one that behaves so."), nil
 	}
 	mode := e.connection.DefaultQueryExecMode
-	if pooler.Prepares(mode) {
+	if preflight.Prepares(mode) {
 		ctx, cancel := context.WithTimeout(ctx, 3*e.config.Timeout)
 		defer cancel()
-		loses, err := pooler.Loses(ctx, e.connection, mode)
+		loses, err := preflight.Loses(ctx, e.connection, mode)
 		if err != nil {
 			return nil, err
 		}
 		if loses {
-			return fault("In the programs, "+pooler.Advice(mode)+". A rules.Set also needs NoListen or Connect.",
+			return fault("In the programs, "+preflight.Advice(mode)+". A rules.Set also needs NoListen or Connect.",
 				"The path to the server has a pooler in transaction mode, such as PgBouncer, and queries are prepared statements "+
 					"(%s): "+
 					"calls fail, as a statement that one connection of the server has prepared is not there on the next, or there "+
-					"already.", pooler.Mode(mode)), nil
+					"already.", preflight.Mode(mode)), nil
 		}
 	}
 	return ok("The path to the server has a pooler in transaction mode, and the query mode (%s) works with it. "+
 		"LISTEN does not work through it: a rules.Set needs NoListen or Connect, and migrations need a connection to the "+
-		"server itself.", pooler.Mode(mode)), nil
+		"server itself.", preflight.Mode(mode)), nil
 }
 
 // shares reports whether two connections had transactions in the same server process, or one connection in several

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/pgratelimit/internal/engine/gate"
+	"github.com/pgratelimit/pgratelimit/internal/engine/preflight"
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
@@ -139,21 +139,21 @@ func (e *examination) lookAtHashKey(ctx context.Context, tx pgx.Tx) ([]Finding, 
 	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
 		return nil, err
 	}
-	own := gate.FingerprintOf(e.config.HashKey)
+	own := preflight.FingerprintOf(e.config.HashKey)
 	anew := "; or, to begin anew with full buckets, stop the programs and run as the owner:\nDELETE FROM " +
 		e.quoted("fingerprint") + ";"
 	switch {
 	case stored == "":
 		return ok("No program has stored a key yet."), nil
-	case stored == own && own == gate.NoSecret:
+	case stored == own && own == preflight.NoSecret:
 		return ok("Keys are stored without a secret."), nil
 	case stored == own:
 		return ok("Keys are stored under this HashKey."), nil
-	case own == gate.NoSecret:
+	case own == preflight.NoSecret:
 		return note("Set the secret of the programs: for ratelimit doctor with --hash-key-file or RATELIMIT_HASH_KEY, and "+
 			"in a program as HashKey.",
 			"Keys are stored under a secret, and none is set here: the secret of the programs was not checked."), nil
-	case stored == gate.NoSecret:
+	case stored == preflight.NoSecret:
 		return fault("Leave Config.HashKey unset, as the other programs do"+anew,
 			"Keys are stored without a secret: a program with this HashKey fails with ErrHashKeyMismatch."), nil
 	}

@@ -1,4 +1,4 @@
-package pooler_test
+package preflight_test
 
 import (
 	"context"
@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/engine/pooler"
+	"github.com/pgratelimit/pgratelimit/internal/engine/preflight"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 )
@@ -22,12 +22,12 @@ func TestPrepares(t *testing.T) {
 	} {
 		config, err := pgx.ParseConfig("postgres://host/database?default_query_exec_mode=" + mode)
 		require.NoError(t, err)
-		require.Equal(t, prepares, pooler.Prepares(config.DefaultQueryExecMode), mode)
-		require.Contains(t, pooler.Mode(config.DefaultQueryExecMode), mode)
+		require.Equal(t, prepares, preflight.Prepares(config.DefaultQueryExecMode), mode)
+		require.Contains(t, preflight.Mode(config.DefaultQueryExecMode), mode)
 	}
 	config, err := pgx.ParseConfig("postgres://host/database")
 	require.NoError(t, err)
-	require.Contains(t, pooler.Mode(config.DefaultQueryExecMode), "pgx's default")
+	require.Contains(t, preflight.Mode(config.DefaultQueryExecMode), "pgx's default")
 }
 
 // TestIsLost distinguishes a server's errors for lost statements from other errors, such as a pooler's with the same
@@ -52,7 +52,7 @@ func TestIsLost(t *testing.T) {
 		var answer *pgconn.PgError
 		require.ErrorAs(t, err, &answer)
 		require.Equal(t, code, answer.Code)
-		require.True(t, pooler.IsLost(err), code)
+		require.True(t, preflight.IsLost(err), code)
 	}
 	_, err = pgconn.Connect(t.Context(), postgrestest.StartPgBouncer(t, database, postgrestest.TransactionPool)+"&database=no_such")
 	var answer *pgconn.PgError
@@ -60,7 +60,7 @@ func TestIsLost(t *testing.T) {
 	require.Equal(t, "08P01", answer.Code, "as PgBouncer has it for whatever goes wrong there")
 	_, syntax := conn.Prepare(t.Context(), "wrong", "SELEC", nil)
 	for _, other := range []error{nil, errors.New("another"), err, syntax} {
-		require.False(t, pooler.IsLost(other), "%v", other)
+		require.False(t, preflight.IsLost(other), "%v", other)
 	}
 }
 
@@ -78,7 +78,7 @@ func TestLoses(t *testing.T) {
 			require.NoError(t, err)
 			for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeDescribeExec} {
 				for range 3 {
-					got, err := pooler.Loses(t.Context(), config, mode)
+					got, err := preflight.Loses(t.Context(), config, mode)
 					require.NoError(t, err)
 					require.Equal(t, loses, got, mode)
 				}
@@ -94,7 +94,7 @@ func TestLoses(t *testing.T) {
 	}
 	config, err := pgx.ParseConfig("postgres://nobody@127.0.0.1:1/nothing")
 	require.NoError(t, err)
-	_, err = pooler.Loses(t.Context(), config, pgx.QueryExecModeCacheStatement)
+	_, err = preflight.Loses(t.Context(), config, pgx.QueryExecModeCacheStatement)
 	require.Error(t, err, "nothing is known")
 }
 

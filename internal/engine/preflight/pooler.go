@@ -1,7 +1,4 @@
-// Package pooler finds out whether prepared statements get lost on the way to a server. Behind PgBouncer in transaction
-// mode, a transaction may run on another connection of the server than the one before. There a prepared statement does
-// not exist, or is another client's.
-package pooler
+package preflight
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package gate
+package preflight
 
 import (
 	"context"
@@ -7,8 +7,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/pgratelimit/pgratelimit/internal/engine/pooler"
 )
 
 const (
@@ -72,7 +70,7 @@ func (p *path) judge(ctx context.Context, inTx bool, by way) error {
 	switch {
 	case p.isUsable(inTx):
 		return nil
-	case by.config == nil, by.direct, !pooler.Prepares(by.config.DefaultQueryExecMode):
+	case by.config == nil, by.direct, !Prepares(by.config.DefaultQueryExecMode):
 		p.settle(inTx)
 		return nil
 	}
@@ -115,11 +113,11 @@ func examine(ctx context.Context, config *pgx.ConnConfig) (loses bool, err error
 	}
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
-	return pooler.Loses(ctx, config, config.DefaultQueryExecMode)
+	return Loses(ctx, config, config.DefaultQueryExecMode)
 }
 
 func (p *path) lostBy(mode pgx.QueryExecMode) error {
 	return fmt.Errorf("%w: queries are run as prepared statements (%s), and behind a pooler in transaction mode, such "+
 		"as PgBouncer, these get lost; %s",
-		p.errLost, pooler.Mode(mode), pooler.Advice(mode))
+		p.errLost, Mode(mode), Advice(mode))
 }

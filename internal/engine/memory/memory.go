@@ -1,10 +1,10 @@
-// Package memstore keeps buckets and reservations in memory, for the tests of users and for simulations. It replaces
+// Package memory keeps buckets and reservations in memory, for the tests of users and for simulations. It replaces
 // Postgres under package store, with rows, row locks and transactions, and makes no decisions. See store.Pages.
 //
 // Transactions are READ COMMITTED. Other transactions see the writes of a transaction once it has committed. A
 // transaction that locks a row of another waits for the end of that transaction, in the order of arrival. A deadlock is
 // found at once: the transaction that would complete it gets SQLSTATE 40P01, as from Postgres.
-package memstore
+package memory
 
 import (
 	"context"

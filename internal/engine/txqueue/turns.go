@@ -1,6 +1,6 @@
-// Package turns makes transactions take turns at the buckets where they conflicted: the transactions of a process, and
-// if these still conflict, those of all processes.
-package turns
+// Package txqueue makes transactions take turns at the buckets where they conflicted: the transactions of a process,
+// and if these still conflict, those of all processes.
+package txqueue
 
 import (
 	"context"

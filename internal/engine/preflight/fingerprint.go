@@ -1,4 +1,4 @@
-package gate
+package preflight
 
 import (
 	"context"
@@ -12,7 +12,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/pgratelimit/internal/engine/pooler"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
@@ -110,7 +109,7 @@ func checkDigits(digits int, config *pgx.ConnConfig) error {
 	if config != nil {
 		switch config.DefaultQueryExecMode {
 		case pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol:
-			how = pooler.Mode(config.DefaultQueryExecMode)
+			how = Mode(config.DefaultQueryExecMode)
 		default:
 			return nil
 		}

@@ -1,6 +1,6 @@
-// Package gate makes two checks before a limiter sends its first statements: the keys in the tables are stored under
-// its secret, and prepared statements are not lost on the path to the server.
-package gate
+// Package preflight makes two checks before a limiter sends its first statements: the keys in the tables are stored
+// under its secret, and prepared statements are not lost on the path to the server.
+package preflight
 
 import (
 	"context"
