@@ -99,15 +99,14 @@ func (l *Life) keepStart(ctx context.Context, r *Reservation) error {
 		l.Session.Engine().QueueBound(batch, &l.Session.Unit, store.OnceWait)
 		batch.Queue(l.Session.Statement(files, "reservation_keep"), r.ID, k.State, k.ReadyUs, k.StartedUs, k.ExpiresUs,
 			r.StartedUs, r.ExpiresUs)
-		results := conn.SendBatch(ctx, batch)
-		_, err := results.Exec()
 		var tag pgconn.CommandTag
-		if err == nil {
-			tag, err = results.Exec()
-		}
-		if closeErr := results.Close(); err == nil {
-			err = closeErr
-		}
+		err := store.SendOn(ctx, conn, batch, func(results pgx.BatchResults) error {
+			_, err := results.Exec()
+			if err == nil {
+				tag, err = results.Exec()
+			}
+			return err
+		})
 		if err == nil && tag.RowsAffected() == 0 {
 			err = store.ErrChanged
 		}

@@ -3,10 +3,13 @@ package store
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
+	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/batch"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 )
 
 // Call is one call that takes from buckets, reserves, or looks at them.
@@ -244,4 +247,197 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		return context.Canceled
 	}
 	return s.OrSpoil(ctx, err)
+}
+
+// A call outside a transaction doesn't wait for the row of a bucket while it holds others. Another transaction may hold
+// that row for long, and may need the others. If it needs a row that isn't free, it ends, and starts again: it waits
+// for that row before it locks others. Only the row of a reservation is locked before the row of its bucket.
+
+const (
+	// shortWait is how long a statement that may hold rows waits for another: as long as a transaction that is about to
+	// commit takes.
+	shortWait = 2 * time.Millisecond
+	// manyWaits is the number of rows after whose waits a call also waits while it holds other rows, because all of them
+	// are in use and never free at the same time. It waits for each for up to leastLongWait, then twice that, and so on up
+	// to mostLongWait.
+	manyWaits     = 3
+	leastLongWait = 20 * time.Millisecond
+	mostLongWait  = time.Second
+
+	// maxWaits bounds the rows that a call waits for, which the time for a call bounds first.
+	maxWaits = 10_000
+)
+
+// heldError says that another transaction holds a row which a call needs. Nothing was done. The call runs again, and
+// waits for that row first.
+type heldError struct {
+	row bucket.Key
+	err error // the lock timeout of a statement that waits for rows only so long; nil: the row was left out
+}
+
+func (e *heldError) Error() string { return "another transaction holds the row of a bucket" }
+
+func (e *heldError) Unwrap() error { return e.err }
+
+// WaitError is the error of a call that had to wait for a row.
+type WaitError struct {
+	error
+	Row bucket.Key
+}
+
+func (e *WaitError) Unwrap() error { return e.error }
+
+// waitedFor returns err as a WaitError when the wait for row was too long for the lock_timeout of the session.
+func waitedFor(err error, row bucket.Key) error {
+	if pgerr.Code(err) == codeLockNotAvailable {
+		return &WaitError{err, row}
+	}
+	return err
+}
+
+// RetryHeld runs fn until it needs no row that another transaction holds, or ctx ends. In a transaction it runs fn
+// once: the owner of the transaction retries.
+func (s *Session) RetryHeld(ctx context.Context, fn func(s *Session) error) error {
+	if s.mode != alone {
+		return fn(s)
+	}
+	for n := 1; ; n++ {
+		err := fn(s)
+		if err == nil { // as mostly, and what errors.As needs is an allocation
+			return nil
+		}
+		var held *heldError
+		switch {
+		case !errors.As(err, &held):
+			if s.waitFor != nil {
+				err = waitedFor(err, *s.waitFor)
+			}
+			return err
+		case ctx.Err() != nil:
+			return fmt.Errorf("gave up after %d attempts: %w (last: %w)", n, ctx.Err(), err)
+		case n >= maxWaits:
+			return fmt.Errorf("%w: gave up after %d waits for rows: %w", ErrContended, n, err)
+		}
+		s = s.waitingFor(&held.row, n)
+	}
+}
+
+// waitForOthers returns how long a call waits for each row but the first.
+func (u *Unit) waitForOthers() time.Duration {
+	if u.waits < manyWaits {
+		return shortWait
+	}
+	return min(leastLongWait<<min(u.waits-manyWaits, 10), mostLongWait)
+}
+
+// Awaited returns the place among rows of the row that the unit waits for before it locks others: the first by default.
+func (u *Unit) Awaited(rows []bucket.Ask) int {
+	return max(0, slices.IndexFunc(rows, func(a bucket.Ask) bool { return u.waitFor != nil && a.Key == *u.waitFor }))
+}
+
+// Pages is an Engine on whose rows Go decides, on a bucket.Page, as there is no server that could.
+//
+// An error of Lock fails the transaction, as the error of a statement does.
+type Pages interface {
+	Engine
+	// Lock locks the rows of a page to the end of the transaction, in their order, and puts their states. With mark, it
+	// first marks the place that Undo goes back to.
+	Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) error
+	// ChangeFree puts the rows of a page, has change change it, and saves that, without a transaction. It does nothing if
+	// one holds a row.
+	ChangeFree(u *Unit, p *bucket.Page, change func()) (done bool)
+	// Save writes the changed rows of a page, and new records.
+	Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error
+	// Undo goes back to the mark of Lock.
+	Undo(ctx context.Context, u *Unit) error
+}
+
+// decideOnPage decides on c: at once if no transaction holds one of its rows, and else in a transaction. A refusal
+// waits for no row.
+func (s *Session) decideOnPage(ctx context.Context, c *Call) error {
+	switch {
+	case s.mode != alone:
+		return s.takeLocked(ctx, c)
+	case c.Reserve == nil && ctx.Err() == nil && s.takeFree(ctx, c):
+		return nil
+	case c.Reserve == nil:
+		if refused, err := s.lookAndRefuse(ctx, c); refused || err != nil {
+			return err
+		}
+	}
+	return s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
+}
+
+// takeFree decides on c without a transaction, if none holds one of its rows.
+func (s *Session) takeFree(ctx context.Context, c *Call) (done bool) {
+	p := bucket.NewPage(c.Asks)
+	var mended []bucket.Key
+	done = s.memory.ChangeFree(&s.Unit, p, func() {
+		mended = p.FromFuture()
+		p.SetNow(c.Asks)
+		p.Settle(c.Asks)
+		if c.Claim() {
+			c.Answers = p.Take(c.Asks, c.one[:0])
+		}
+	})
+	for _, row := range mended {
+		s.owner.ClockRepaired(ctx, row.Name)
+	}
+	return done
+}
+
+// lookAndRefuse refuses c if a look is enough for that.
+func (s *Session) lookAndRefuse(ctx context.Context, c *Call) (refused bool, err error) {
+	c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
+	return err == nil && c.isRefused(), err
+}
+
+// lock locks and reads the rows of asks, in the transaction of s.
+func (s *Session) lock(ctx context.Context, mark bool, asks []bucket.Ask) (*bucket.Page, error) {
+	p := bucket.NewPage(asks)
+	s.enterQueue(ctx, p.Rows)
+	if err := s.memory.Lock(ctx, &s.Unit, p, mark); err != nil {
+		return nil, err
+	}
+	for _, row := range p.FromFuture() { // a decision on them brings them back to the present
+		s.owner.ClockRepaired(ctx, row.Name)
+	}
+	p.SetNow(asks)
+	p.Settle(asks)
+	return p, nil
+}
+
+// takeLocked decides on a call by locking all of its rows, in the transaction of s. A refusal undoes that, unless it
+// must correct a clock.
+func (s *Session) takeLocked(ctx context.Context, c *Call) error {
+	p, err := s.lock(ctx, true, c.Asks)
+	if err != nil {
+		return err
+	}
+	if !c.Claim() { // its caller has left
+		return s.memory.Undo(ctx, &s.Unit)
+	}
+	c.Answers = p.Take(c.Asks, c.one[:0])
+	var made []Record
+	if c.Reserve != nil && bucket.AllAllowed(c.Answers) {
+		c.Record = c.Reserve.Record(c.Asks, c.Answers)
+		made = append(made, c.Record)
+	}
+	if p.HasChanged() || made != nil {
+		return s.memory.Save(ctx, &s.Unit, p, made...)
+	}
+	return s.memory.Undo(ctx, &s.Unit)
+}
+
+// changeRows changes the rows of asks, once, on rows that it locks: in the transaction of the session, or else in one
+// of its own.
+func (s *Session) changeRows(ctx context.Context, asks []bucket.Ask, change func(p *bucket.Page)) error {
+	return s.ensureTx(ctx, func(tx *Session) error {
+		p, err := tx.lock(ctx, false, asks)
+		if err != nil {
+			return err
+		}
+		change(p)
+		return tx.memory.Save(ctx, &tx.Unit, p)
+	})
 }

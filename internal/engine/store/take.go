@@ -62,7 +62,7 @@ func (s *Session) take(ctx context.Context, c *Call) (v verdict, err error) {
 func (u *Unit) takeOne(ctx context.Context, asks []bucket.Ask, kind bucket.Statement,
 	room []bucket.Answer,
 ) (answers []bucket.Answer, v verdict, err error) {
-	u.EnterQueue(ctx, asks)
+	u.enterQueue(ctx, asks)
 	statement, parameters := u.statementFor(&asks[0], kind)
 	rows, err := u.conn.Query(ctx, statement, parameters...)
 	if err != nil {
@@ -130,7 +130,7 @@ func scanOne(rows pgx.Rows, kind bucket.Statement) (a bucket.Answer, v verdict, 
 
 // decideRows has decide_1 take from one row of each bucket, all or nothing.
 func (u *Unit) decideRows(ctx context.Context, rows []bucket.Ask) (answers []bucket.Answer, v verdict, err error) {
-	u.EnterQueue(ctx, rows)
+	u.enterQueue(ctx, rows)
 	c := columnsOf(rows)
 	found, err := u.conn.Query(ctx, u.statements.decide, c.names, c.keys, c.shards, c.costs, c.capacities, c.rates,
 		c.steps, c.stepUs, c.phases,
@@ -210,7 +210,7 @@ func (u *Unit) decideAlone(ctx context.Context, rows []bucket.Ask) (answers []bu
 	decided, err := scanGroups(found, rows)
 	switch {
 	// which the server also says of a lock_timeout, if it ends as the lock is there
-	case wasOvertaken(err) || HasTimedOut(err):
+	case wasOvertaken(err) || hasTimedOut(err):
 		return nil, undecided, nil
 	case err != nil:
 		return nil, undecided, err

@@ -94,7 +94,7 @@ func TestTurnLocksNeverCollide(t *testing.T) {
 			seen[lock] = fmt.Sprint(schema, k)
 			require.Equal(t, lock, lockOf(schema, k))
 		}
-		prune := fnv.New64a() // as in internal/engine/store/prune.go
+		prune := fnv.New64a() // as in internal/engine/store/postgres.go
 		prune.Write([]byte("pgratelimit prune " + schema))
 		require.Empty(t, seen[int64(prune.Sum64())])
 	}

@@ -1,0 +1,574 @@
+package store
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+
+	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/pgerr"
+)
+
+// Row is what reserve_1 or reserve_rows_1 keeps of a reservation, besides what it takes.
+type Row struct {
+	ID          string
+	Plans       []string // of each bucket's key; empty if no key is on a plan
+	NotBeforeUs int64
+	StaleUs     *int64 // after it is ready; nil: never
+	ExpireUs    int64  // after it is ready
+	Release     bool
+
+	Known  *Known // the reservation that takes again; nil: a new one
+	Starts bool   // whether the work starts at once if it may
+}
+
+// Known is what a caller knows of a reservation.
+type Known struct {
+	State     string
+	ReadyUs   int64
+	StartedUs *int64
+	ExpiresUs int64
+}
+
+// plan returns the plan of the key of a bucket, as a parameter.
+func (r *Row) plan(i int) *string {
+	if i >= len(r.Plans) || r.Plans[i] == "" {
+		return nil
+	}
+	return &r.Plans[i]
+}
+
+// calendarOf returns the stored form of the windows of a calendar, as a parameter.
+func calendarOf(t *bucket.Terms) *string {
+	if t.Windows == nil {
+		return nil
+	}
+	return new(t.Windows.String())
+}
+
+// reserves reports whether reserve_1 can decide on c and keep its record.
+func (s *Session) reserves(c *Call) bool {
+	return c.Reserve != nil && s.memory == nil && (s.mode != alone || s.waitFor == nil) &&
+		len(c.Asks) == 1 && c.traits.Statement == bucket.StepStatement && !c.traits.Costless
+}
+
+// reserve takes from one bucket and keeps the record of that, by reserve_1. Outside a transaction its caller waits for
+// the answer from when it is sent on, so that what it reserved is known; if another transaction is in the way, it's
+// soon left to a transaction.
+func (s *Session) reserve(ctx context.Context, c *Call) (v verdict, err error) {
+	s.enterQueue(ctx, c.Asks)
+	err = s.once(ctx, c.Claim, func(ctx context.Context, conn Conn) (err error) {
+		v, err = s.reserveOn(ctx, conn, c)
+		return err
+	})
+	if s.mode != alone || !IsInTheWay(err) {
+		return v, err
+	}
+	if c.passes && !errors.Is(err, ErrNeedsTx) {
+		return undecided, &heldError{c.Asks[0].Key, err}
+	}
+	c.way = inOwnTx
+	return undecided, nil
+}
+
+// reserveOn sends reserve_1 to a connection.
+func (u *Unit) reserveOn(ctx context.Context, conn Conn, c *Call) (v verdict, err error) {
+	row := c.Reserve.Row()
+	rows, err := conn.Query(ctx, u.statements.reserve, u.reserveParameters(c, &row)...)
+	if err != nil {
+		return undecided, err
+	}
+	return c.receiveReserved(rows, row)
+}
+
+// reserveParameters returns the parameters of reserve_1.
+func (u *Unit) reserveParameters(c *Call, row *Row) []any {
+	a := &c.Asks[0]
+	t := &a.Terms
+	since, until := spanOf(t)
+	return []any{
+		row.ID, a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, t.Rate, t.Steps, t.Step, t.Phase, a.Lowest, since,
+		until, u.AsOf(), u.mode == alone,
+		row.plan(0), calendarOf(t), row.NotBeforeUs, row.StaleUs, row.ExpireUs, row.Release, !a.Unenforced,
+	}
+}
+
+// receiveReserved reads the answer of reserve_1.
+func (c *Call) receiveReserved(rows pgx.Rows, row Row) (v verdict, err error) {
+	defer rows.Close()
+	if !rows.Next() {
+		return undecided, cmp.Or(rows.Err(), errNoAnswer)
+	}
+	var is struct { // one allocation
+		allowed         pgtype.Bool
+		value, capacity pgtype.Float8
+		ts, ready       pgtype.Int8
+		now             int64
+	}
+	if err := rows.Scan(&is.allowed, &is.value, &is.ts, &is.capacity, &is.now, &is.ready); err != nil {
+		return undecided, err
+	}
+	rows.Close() // or there is no Err yet
+	state := bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64}
+	c.Answers, c.Record = append(c.one[:0], bucket.Answer{
+		Allowed: is.allowed.Bool, Absent: !is.ts.Valid, Now: is.now,
+		State: state,
+	}), nil
+	if err := rows.Err(); err != nil || !is.allowed.Valid {
+		return undecided, err
+	}
+	if !is.allowed.Bool {
+		return refused, nil
+	}
+	c.Record = c.Reserve.Made(row, is.ready.Int64)
+	return allowed, nil
+}
+
+// reserveAll has reserve_1 and reserve_rows_1 decide on the calls of a batch, one after the other in one transaction
+// and one round trip. It returns the calls that are left, because these leave them undecided, or because another
+// transaction is in the way and nothing was reserved.
+func (s *Session) reserveAll(ctx context.Context, calls []*Call) (left []*Call) {
+	var sent []*Call
+	claim := func() bool {
+		for _, c := range calls {
+			if c.Claim() {
+				sent = append(sent, c)
+			}
+		}
+		slices.SortStableFunc(sent, func(a, b *Call) int { return a.Asks[0].Key.Compare(b.Asks[0].Key) })
+		return len(sent) > 0
+	}
+	began := time.Now()
+	ran, err := s.owner.Once(ctx, claim,
+		func(ctx context.Context, conn Conn) error { return s.reserveAllOn(ctx, conn, sent) })
+	var refusal *pgconn.PgError
+	switch {
+	case !ran && err == nil, errors.As(err, &refusal) && refusal.SeverityUnlocalized == "ERROR": // nothing was reserved
+		return calls
+	case err != nil:
+		for _, c := range calls {
+			c.Answer(err)
+		}
+		return nil
+	}
+	s.owner.Batched(ctx, len(sent), time.Since(began))
+	for _, c := range sent {
+		if c.verdict == undecided {
+			left = append(left, c)
+			continue
+		}
+		c.Answer(nil)
+	}
+	slices.SortFunc(left, func(a, b *Call) int { return a.seq - b.seq })
+	return left
+}
+
+// reserveAllOn sends reserve_1 or reserve_rows_1 for each call to a connection.
+func (s *Session) reserveAllOn(ctx context.Context, conn Conn, calls []*Call) error {
+	batch, rows, all := &pgx.Batch{}, make([]Row, len(calls)), make([][]rowAsk, len(calls))
+	for i, c := range calls {
+		rows[i] = c.Reserve.Row()
+		if s.reserves(c) {
+			batch.Queue(s.statements.reserve, s.reserveParameters(c, &rows[i])...)
+			continue
+		}
+		all[i] = elementsOf(takesOf(c.Asks), make([]*int64, len(c.Asks)), s.Instant())
+		text, err := keptText(all[i], c.Asks, &rows[i])
+		if err != nil {
+			return err
+		}
+		batch.Queue(s.statements.reserveRows, s.keepParameters(text, s.AsOf(), new(int32(0)), &rows[i])...)
+	}
+	return SendOn(ctx, conn, batch, func(results pgx.BatchResults) error {
+		for i, c := range calls {
+			found, err := results.Query()
+			if err != nil {
+				return err
+			}
+			if all[i] != nil {
+				c.verdict, err = s.receiveRows(ctx, c, found, all[i], rows[i])
+			} else {
+				c.verdict, err = c.receiveReserved(found, rows[i])
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// receiveRows reads the answer of reserve_rows_1.
+func (s *Session) receiveRows(ctx context.Context, c *Call, found pgx.Rows, elements []rowAsk,
+	row Row,
+) (v verdict, err error) {
+	answers, decided, ready, err := s.scanGeneral(ctx, found, elements)
+	if held := (*heldError)(nil); errors.As(err, &held) { // the other calls may go on
+		return undecided, nil
+	}
+	if err != nil || !decided {
+		return undecided, err
+	}
+	c.Answers, c.Record = answers, nil
+	if !bucket.AllAllowed(answers) {
+		return refused, nil
+	}
+	c.Record = c.Reserve.Made(row, ready)
+	return allowed, nil
+}
+
+// keeps reports whether reserve_rows_1 decides on c, if reserve_1 doesn't.
+func (s *Session) keeps(c *Call) bool {
+	return c.Reserve != nil && !c.Look && s.memory == nil
+}
+
+// wayToKeep returns the way of a call that keeps a record. While it waits for a row that another transaction holds, its
+// caller may still leave, so it needs a transaction that can be rolled back.
+func (s *Session) wayToKeep(c *Call) way {
+	switch {
+	case s.mode == alone && s.waits > 0:
+		return inOwnTx
+	case s.reserves(c):
+		return byStatement
+	}
+	return inGeneral
+}
+
+// reserveInGeneral has reserve_rows_1 take from the buckets of a call, and keep the record of that.
+func (s *Session) reserveInGeneral(ctx context.Context, c *Call) error {
+	found, row := c.Answers, c.Reserve.Row()
+	var ready int64
+	err := s.retry(ctx, c.Verb, func() (err error) {
+		c.Answers, ready, err = s.reserveRows(ctx, c.Asks, &row, c.Claim, found)
+		return err
+	})
+	switch {
+	case s.mode == alone && (errors.Is(err, ErrNeedsTx) || hasTimedOut(err)):
+		return s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
+	case err == nil && bucket.AllAllowed(c.Answers):
+		c.Record = c.Reserve.Made(row, ready)
+	}
+	return err
+}
+
+// ReserveAgain has reserve_rows_1 take again for a reservation that is known, as the row says. The answers say whether
+// it has.
+func (s *Session) ReserveAgain(ctx context.Context, asks []bucket.Ask,
+	row *Row,
+) (answers []bucket.Answer, ready int64, err error) {
+	return s.reserveRows(ctx, asks, row, nil, nil)
+}
+
+// ErrNeedsTx is the error for what no statement can do alone. It needs a transaction.
+var ErrNeedsTx = errors.New("the call needs a transaction")
+
+// reserveRows has reserve_rows_1 decide on asks. ready is when the work may run, if all are allowed. Outside a
+// transaction, as in reserve, its caller waits for the answer.
+func (s *Session) reserveRows(ctx context.Context, asks []bucket.Ask, row *Row, claim func() bool,
+	found []bucket.Answer,
+) (answers []bucket.Answer, ready int64, err error) {
+	answers, err = s.decideBy(ctx, takesOf(asks), found,
+		func(ctx context.Context, _ []bucket.Ask, elements []rowAsk,
+			asOf *int64,
+		) (answers []bucket.Answer, decided bool, err error) {
+			text, err := keptText(elements, asks, row)
+			if err != nil {
+				return nil, false, err
+			}
+			first := s.placeAwaited(asks, true)
+			err = s.once(ctx, claim, func(ctx context.Context, conn Conn) error {
+				rows, err := conn.Query(ctx, s.statements.reserveRows, s.keepParameters(text, asOf, first, row)...)
+				if err == nil {
+					answers, decided, ready, err = s.scanGeneral(ctx, rows, elements)
+				}
+				return err
+			})
+			return answers, decided, generalError(asChanged(err), asks, first)
+		})
+	return answers, ready, err
+}
+
+// keepParameters returns the parameters of reserve_rows_1.
+func (s *Session) keepParameters(elements string, asOf *int64, first *int32, row *Row) []any {
+	known := row.Known
+	if known == nil {
+		known = &Known{}
+	}
+	var state *string
+	if known.State != "" {
+		state = &known.State
+	}
+	return []any{
+		elements, asOf, first, int32(s.waitForOthers().Milliseconds()), s.mode == alone,
+		row.ID, row.NotBeforeUs, row.StaleUs, row.ExpireUs, row.Release,
+		state, known.ReadyUs, known.StartedUs, known.ExpiresUs, row.Starts,
+	}
+}
+
+// keptText returns p_asks of reserve_rows_1: the elements of asks, with what is kept of each bucket.
+func keptText(elements []rowAsk, asks []bucket.Ask, row *Row) (string, error) {
+	for i := range elements {
+		a := &asks[i]
+		kept := &keptColumns{Plan: row.plan(i), Calendar: calendarOf(&a.Terms), Waits: !a.Unenforced}
+		if a.Terms.Windows != nil {
+			kept.NextUs = a.Terms.NextWindows()
+		}
+		elements[i].keptColumns = kept
+	}
+	text, err := json.Marshal(elements)
+	return string(text), err
+}
+
+// Settlement has settle_1 end a reservation of one bucket.
+type Settlement struct {
+	ID, Final string
+	Bucket    *bucket.Key   // that the caller means; nil: whichever it is
+	Cost      *float64      // of the work; nil: what was reserved
+	Free      bool          // whether it may not cost more than was reserved
+	Own       bool          // whether the terms of the reservation decide
+	Terms     *bucket.Terms // the terms of now, if Own is false; nil: unknown
+
+	Ended Ended // the answer
+}
+
+// Ended is the answer to a Settlement.
+type Ended struct {
+	Done   bool    // whether it's decided; if not, nothing has changed
+	State  string  // before the call; "": there is no such reservation
+	Amount float64 // that was charged, if the call has ended it
+	Key    bucket.Key
+	Plan   string
+}
+
+// Settles reports whether Settle can decide by statement under terms, if these are not nil.
+func (s *Session) Settles(t *bucket.Terms) bool {
+	isFit := t == nil || t.Kind.Statement() == bucket.StepStatement && (t.Windows == nil || t.Eras == nil)
+	return s.memory == nil && isFit
+}
+
+// Settle ends a reservation by settle_1. Outside a transaction it doesn't wait for other transactions for long: then
+// the call is not done.
+func (s *Session) Settle(ctx context.Context, q *Settlement) error {
+	err := s.once(ctx, nil, func(ctx context.Context, conn Conn) error { return s.settleOn(ctx, conn, q) })
+	if s.mode == alone && IsInTheWay(err) {
+		q.Ended, err = Ended{}, nil
+	}
+	return s.OrSpoil(ctx, err)
+}
+
+// mostEnds bounds the calls of a transaction that ends reservations. settle_1 has a subtransaction, and a server finds
+// up to 64 of a transaction quickly.
+const mostEnds = 50
+
+// settleFirst answers the calls that end reservations, and returns the others.
+func (s *Session) settleFirst(ctx context.Context, calls []*Call) (others []*Call) {
+	isEnd := func(c *Call) bool { return c.Settlement != nil }
+	if !slices.ContainsFunc(calls, isEnd) {
+		return calls
+	}
+	var ends []*Call
+	for _, c := range calls {
+		if isEnd(c) {
+			ends = append(ends, c)
+		} else {
+			others = append(others, c)
+		}
+	}
+	slices.SortFunc(ends, func(a, b *Call) int {
+		return cmp.Or(a.Asks[0].Key.Compare(b.Asks[0].Key), cmp.Compare(a.Settlement.ID, b.Settlement.ID))
+	})
+	for part := range slices.Chunk(ends, mostEnds) {
+		s.settleAll(ctx, part)
+	}
+	return others
+}
+
+// settleAll ends reservations in one transaction and one round trip. If another transaction is in the way of one of
+// them, none is done.
+func (s *Session) settleAll(ctx context.Context, calls []*Call) {
+	var of []*Settlement
+	claim := func() bool {
+		for _, c := range calls {
+			if c.Claim() {
+				of = append(of, c.Settlement)
+			}
+		}
+		return len(of) > 0
+	}
+	began := time.Now()
+	err := s.once(ctx, claim, func(ctx context.Context, conn Conn) error { return s.settleOn(ctx, conn, of...) })
+	if IsInTheWay(err) || len(of) > 1 && isOfOne(err) {
+		for _, q := range of {
+			q.Ended = Ended{}
+		}
+		err = nil
+	}
+	if len(of) > 1 && err == nil {
+		s.owner.Batched(ctx, len(of), time.Since(began))
+	}
+	for _, c := range calls {
+		c.Answer(err)
+	}
+}
+
+// settleOn sends settle_1 to a connection for each settlement.
+func (u *Unit) settleOn(ctx context.Context, conn Conn, of ...*Settlement) error {
+	batch := &pgx.Batch{}
+	for _, q := range of {
+		q.Ended = Ended{}
+		batch.Queue(u.statements.settle, u.settleParameters(q)...)
+	}
+	return SendOn(ctx, conn, batch, func(results pgx.BatchResults) error {
+		for _, q := range of {
+			var state, name, key, plan pgtype.Text
+			var amount pgtype.Float8
+			var shard pgtype.Int4
+			e := &q.Ended
+			if err := results.QueryRow().Scan(&e.Done, &state, &amount, &name, &key, &shard, &plan); err != nil {
+				return err
+			}
+			e.State, e.Amount, e.Key, e.Plan = state.String, amount.Float64,
+				bucket.Key{Name: name.String, Key: key.String, Shard: shard.Int32}, plan.String
+		}
+		return nil
+	})
+}
+
+// settleParameters returns the parameters of settle_1.
+func (u *Unit) settleParameters(q *Settlement) []any {
+	var name, key *string
+	if q.Bucket != nil {
+		name, key = &q.Bucket.Name, &q.Bucket.Key
+	}
+	var capacity, rate, steps *float64
+	var step, phase, since, until, reset *int64
+	if t := q.Terms; t != nil {
+		capacity, rate, steps, step, phase = &t.Capacity, &t.Rate, &t.Steps, &t.Step, &t.Phase
+		since, until = spanOf(t)
+		if t.Eras != nil {
+			reset = new(t.LastReset())
+		}
+	}
+	return []any{
+		q.ID, q.Final, name, key, q.Cost, !q.Free, q.Own, capacity, rate, steps, step, phase,
+		since, until, reset, q.Terms != nil && q.Terms.Windows != nil, u.AsOf(), u.mode == alone,
+	}
+}
+
+// End is the end of an open reservation, for settle_rows_1. The first fields are of the reservation as it was read.
+type End struct {
+	ID      string          `json:"id"`
+	ReadyUs int64           `json:"ready_us"`
+	PaidUs  int64           `json:"paid_us"`
+	Owed    float64         `json:"owed"`
+	Others  json.RawMessage `json:"others"` // nil: there is one bucket
+
+	State   string          `json:"state"`
+	Settled *float64        `json:"settled"`
+	Rest    json.RawMessage `json:"rest"` // others from then on
+	NowUs   int64           `json:"now_us"`
+}
+
+// ErrChanged is returned for a reservation that is not as its caller has read it. Nothing was done.
+var ErrChanged = errors.New("another call has changed the reservation")
+
+// codeChanged is the SQLSTATE of functions for that.
+const codeChanged = "RL004"
+
+// asChanged returns ErrChanged for an error that says so.
+func asChanged(err error) error {
+	if pgerr.Code(err) == codeChanged {
+		return ErrChanged
+	}
+	return err
+}
+
+// KeepsInSQL reports whether functions in the server change reservations.
+func (s *Session) KeepsInSQL() bool { return s.memory == nil && !s.IsRouted() }
+
+// EndRows ends reservations by settle_rows_1, and makes the charges. Outside a transaction it isn't cancelled, and
+// doesn't wait for other transactions for long: see IsInTheWay.
+func (s *Session) EndRows(ctx context.Context, ends []End, charges ...Charge) error {
+	text, err := json.Marshal(ends)
+	if err != nil {
+		return err
+	}
+	send := func(ctx context.Context, elements []rowAsk, asOf *int64, first *int32) (answers []bucket.Answer, decided bool,
+		err error,
+	) {
+		var asks pgtype.Text
+		if len(elements) > 0 {
+			encoded, err := json.Marshal(elements)
+			if err != nil {
+				return nil, false, err
+			}
+			asks = pgtype.Text{String: string(encoded), Valid: true}
+		}
+		err = s.once(ctx, nil, func(ctx context.Context, conn Conn) error {
+			rows, err := conn.Query(ctx, s.statements.settleRows, string(text), asks, asOf, first,
+				int32(s.waitForOthers().Milliseconds()), s.mode == alone)
+			if err == nil {
+				answers, decided, _, err = s.scanGeneral(ctx, rows, elements)
+			}
+			return err
+		})
+		return answers, decided, asChanged(err)
+	}
+	changes := changesOf(charges)
+	if len(changes) == 0 {
+		_, _, err := send(ctx, nil, s.AsOf(), nil)
+		return err
+	}
+	_, err = s.decideBy(ctx, inOrder(changes), nil,
+		func(ctx context.Context, asks []bucket.Ask, elements []rowAsk, asOf *int64) ([]bucket.Answer, bool, error) {
+			first := s.placeAwaited(asks, false)
+			answers, decided, err := send(ctx, elements, asOf, first)
+			return answers, decided, generalError(err, asks, first)
+		})
+	return err
+}
+
+// OnceWait is how long a statement of Once may wait for a row: its caller waits for it, also if its context ends.
+const OnceWait = 50 * time.Millisecond
+
+// Once runs a statement: in the transaction of the session, or else in one of its own that is not cancelled.
+func (s *Session) Once(ctx context.Context, statement func(ctx context.Context, conn Conn) error) error {
+	return s.once(ctx, nil, statement)
+}
+
+// once is Once for a call that is claimed first.
+func (s *Session) once(ctx context.Context, claim func() bool,
+	statement func(ctx context.Context, conn Conn) error,
+) error {
+	if s.mode != alone {
+		return statement(ctx, s.conn)
+	}
+	var held *heldError // which is an answer, after which nothing was done
+	ran, err := s.owner.Once(ctx, claim, func(ctx context.Context, conn Conn) error {
+		if err := statement(ctx, conn); !errors.As(err, &held) {
+			return err
+		}
+		return nil
+	})
+	switch {
+	case held != nil:
+		return held
+	case !ran && err == nil:
+		return ErrNeedsTx
+	}
+	return err
+}
+
+// IsInTheWay reports whether a call outside a transaction has failed because it needs one in which it can wait, or be
+// cancelled: nothing was done.
+func IsInTheWay(err error) bool {
+	var held *heldError
+	return errors.Is(err, ErrNeedsTx) || hasTimedOut(err) || wasOvertaken(err) || errors.As(err, &held)
+}
