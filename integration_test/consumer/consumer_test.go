@@ -63,7 +63,7 @@ func TestConsumer(t *testing.T) {
 		testkit.Golden(t, "alone.golden", lines(slices.Sorted(maps.Keys(alone.modules(t)))))
 	})
 
-	web := r.application(t, core+"/ratelimit", core+"/migrations", core+"/rules", core+"/httplimit", core+"/admin", core+"/promlimit")
+	web := r.application(t, core+"/ratelimit", core+"/migrations", core+"/rules", core+"/middleware/httplimit", core+"/admin", core+"/observe/promlimit")
 
 	t.Run("OfAWebService", func(t *testing.T) {
 		t.Parallel()

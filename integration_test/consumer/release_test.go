@@ -63,7 +63,7 @@ func (r release) application(t *testing.T, packages ...string) application {
 func (r release) goMod(packages ...string) string {
 	mod := goMod + "\nrequire " + core + " " + r.version + "\n"
 	for _, path := range packages {
-		if path == core+"/promlimit" || path == core+"/ratelimittest/postgres" {
+		if path == core+"/observe/promlimit" || path == core+"/ratelimittest/postgres" {
 			mod += "\nrequire " + path + " " + r.version + "\n"
 		}
 	}
