@@ -2,7 +2,7 @@
 // reached. The speed does not change the exit status. The status is not 0 if a scenario could not be measured,
 // or if the tokens taken from a limit differ from the admitted calls.
 //
-//	go run . [-quick] [-run regexp] [-contenders regexp] [-against commit] [-rounds n] [-seconds s] [-json file] [-svg directory]
+//	go run . [-quick] [-run regexp] [-contenders regexp] [-rounds n] [-seconds s] [-json file] [-svg directory]
 //	go run . -draw file -svg directory
 //
 // A build with -tags rueidis has another contender.
@@ -12,11 +12,12 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"os"
+	"os/signal"
 	"regexp"
+	"syscall"
 	"time"
-
-	"github.com/pgratelimit/pgratelimit/bench/internal/command"
 )
 
 // options are the options of the program.
@@ -25,12 +26,10 @@ type options struct {
 	only       *regexp.Regexp // scenarios
 	named      bool           // the user gave -run
 	contenders *regexp.Regexp
-	against    string // a commit
 	rounds     int
 	round      time.Duration
 	json, svg  string // where to write
 	draw       string // a file to draw, without measuring
-	worker     string // the scenario to measure for another process
 }
 
 // The defaults of a full run, and of a quick run of less than a minute.
@@ -40,15 +39,25 @@ const (
 )
 
 func main() {
-	command.Run("bench", parse, func(ctx context.Context, o options) error {
-		switch {
-		case o.worker != "":
-			return work(ctx, os.Stdin, os.Stdout, o)
-		case o.draw != "":
-			return draw(o)
-		}
-		return run(ctx, os.Stdout, o)
-	})
+	o, err := parse(os.Args[1:])
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(2)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	if o.draw != "" {
+		err = draw(o)
+	} else {
+		err = run(ctx, os.Stdout, o)
+	}
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
 }
 
 func parse(args []string) (o options, err error) {
@@ -58,16 +67,16 @@ func parse(args []string) (o options, err error) {
 		"points of curves)")
 	contenders := flags.String("contenders", "", "measure only the contenders whose names match this `regexp`, and the "+
 		"first of each scenario")
-	flags.StringVar(&o.against, "against", "", "measure the limiter of this `commit` too; it and this one then run in "+
-		"processes of their own")
 	flags.IntVar(&o.rounds, "rounds", 0, "rounds of each scenario (default 5)")
 	seconds := flags.Float64("seconds", 0, "how long each contender's turn in a round is (default 2)")
 	flags.StringVar(&o.json, "json", "", "write the figures to this `file` too")
 	flags.StringVar(&o.svg, "svg", "", "draw the curves that were measured into this `directory`")
 	flags.StringVar(&o.draw, "draw", "", "measure nothing, and draw the curves of this `file`, which -json wrote")
-	flags.StringVar(&o.worker, "worker", "", "measure this `scenario` for another process that asks on the standard input")
-	if err := command.Parse(flags, args); err != nil {
+	if err := flags.Parse(args); err != nil {
 		return o, err
+	}
+	if flags.NArg() > 0 {
+		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
 	if o.rounds < 0 || *seconds < 0 {
 		return o, errors.New("-rounds and -seconds must be more than 0")

@@ -85,16 +85,11 @@ func TestOptions(t *testing.T) {
 	}
 }
 
-func TestWorkNamesAnUnknownScenario(t *testing.T) {
-	t.Parallel()
-	require.ErrorContains(t, work(t.Context(), nil, nil, options{worker: "no-such"}), `"no-such"`)
-}
-
 // TestDocumentedCommandsRun promises that each command of this program that a page names is understood, and that each
 // alternative of its -run names a scenario.
 func TestDocumentedCommandsRun(t *testing.T) {
 	t.Parallel()
-	commands := regexp.MustCompile("`(?:cd bench && go run (?:-tags rueidis )?\\.|make (?:bench|compare) ARGS=)( [^`]*|'[^`]*')`")
+	commands := regexp.MustCompile("`(?:cd bench && go run (?:-tags rueidis )?\\.|make bench ARGS=)( [^`]*|'[^`]*')`")
 	word := regexp.MustCompile(`'[^']*'|"[^"]*"|[^\s'"]+`)
 	named := 0
 	for _, pattern := range []string{"../*.md", "../docs/*.md"} {

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/pgratelimit/pgratelimit/bench/internal/against"
 	"github.com/pgratelimit/pgratelimit/bench/internal/plot"
 	"github.com/pgratelimit/pgratelimit/bench/internal/report"
 	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
@@ -28,19 +27,9 @@ func run(ctx context.Context, w io.Writer, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	if o.against != "" {
-		directory, err := os.MkdirTemp("", "against")
-		if err != nil {
-			return err
-		}
-		defer func() { err = errors.Join(err, os.RemoveAll(directory)) }()
-		if scenarios, err = versus(ctx, scenarios, directory, on.Postgres.URL(), o); err != nil {
-			return err
-		}
-	}
 	described := report.Run{
 		Postgres: on.Postgres.Version, Settings: on.Postgres.Settings(), Rounds: o.rounds, Round: o.round, Quick: o.quick,
-		Against: o.against, Redis: server.ErrNoRedis.Error(),
+		Redis: server.ErrNoRedis.Error(),
 	}
 	if redis := on.Redis[server.Nothing]; redis != nil {
 		described.Redis = fmt.Sprintf("%s with its defaults and %q", redis.Version, server.Durabilities())
@@ -94,42 +83,6 @@ func chosen(o options) []scenario.Scenario {
 		}
 	}
 	return chosen
-}
-
-// versus returns the scenarios with two contenders each: the first one in a process of its own, and the same of another
-// commit.
-func versus(ctx context.Context, scenarios []scenario.Scenario, directory, postgres string,
-	o options,
-) ([]scenario.Scenario, error) {
-	this, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	other, err := against.Build(ctx, directory, o.against)
-	if err != nil {
-		return nil, err
-	}
-	var both []scenario.Scenario
-	for _, s := range scenarios {
-		process := against.Process{
-			Program: this, Postgres: postgres,
-			Arguments: []string{"-worker", s.Name, fmt.Sprintf("-quick=%t", o.quick)},
-		}
-		theirs := process
-		theirs.Program = other
-		both = append(both, s.Versus(process, theirs, o.against))
-	}
-	return both, nil
-}
-
-// work measures a scenario for another process.
-func work(ctx context.Context, in io.Reader, out io.WriteCloser, o options) error {
-	for _, s := range scenario.All(o.quick) {
-		if s.Name == o.worker {
-			return against.Work(ctx, s, in, out)
-		}
-	}
-	return fmt.Errorf("there is no scenario %q", o.worker)
 }
 
 // measure runs the scenarios one after the other until ctx ends. It continues after a failed scenario.

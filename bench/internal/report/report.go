@@ -21,7 +21,6 @@ type Run struct {
 	Rounds   int               `json:"rounds"`
 	Round    time.Duration     `json:"roundNs"`
 	Quick    bool              `json:"quick"`
-	Against  string            `json:"against,omitempty"` // the commit that was measured too
 	Results  []scenario.Result `json:"-"`
 }
 

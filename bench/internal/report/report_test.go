@@ -21,7 +21,7 @@ func measured(curve string) report.Run {
 	nan := math.NaN()
 	return report.Run{
 		Machine: server.Machine{CPU: "a processor", Cores: 2, Load: 0.5}, Postgres: "PostgreSQL 18", Settings: map[string]string{"fsync": "on"},
-		Redis: "Redis 7", Rounds: 2, Round: time.Second, Against: "v1",
+		Redis: "Redis 7", Rounds: 2, Round: time.Second,
 		Results: []scenario.Result{{
 			Scenario: scenario.Scenario{Name: "curve-hot-4", Title: "a title", Curve: curve, Callers: 4, Compare: scenario.Throughput},
 			Rows: []scenario.Row{

@@ -28,9 +28,6 @@ func Header(w io.Writer, run Run) {
 	fmt.Fprintf(w, "%s\n", run.Redis)
 	fmt.Fprintf(w, "%d rounds of %v for each contender, in turns; figures are medians of the rounds, with the middle "+
 		"half of them in brackets\n", run.Rounds, run.Round)
-	if run.Against != "" {
-		fmt.Fprintf(w, "this checkout and %s are processes of their own, with the same harness\n", run.Against)
-	}
 	if run.Quick {
 		fmt.Fprintln(w, "quick: the rounds are too short for figures to quote")
 	}

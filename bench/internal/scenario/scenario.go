@@ -45,16 +45,6 @@ func (s Scenario) With(wanted func(name string) bool) Scenario {
 	return s
 }
 
-// Versus returns the scenario with two ways: of its first contender, and of the same contender of another commit. They
-// have databases of their own, so no facts are measured.
-func (s Scenario) Versus(this, other contender.Way, commit string) Scenario {
-	name := s.Contenders[0].Name
-	s.Contenders = append([]Contender{{name, this}, {name + " at " + commit, other}}, s.Contenders[1:]...)
-	s.Facts = nil
-	s.Bars = slices.DeleteFunc(slices.Clone(s.Bars), func(b Bar) bool { return b.Fact != "" })
-	return s
-}
-
 // Contender is a way to decide, with its name in the tables.
 type Contender struct {
 	Name string

@@ -127,19 +127,3 @@ func TestCurves(t *testing.T) {
 	require.Equal(t, 4, many.Lines[1].Points[1].Callers)
 	require.Equal(t, "hot", curves[1].Name)
 }
-
-func TestVersus(t *testing.T) {
-	t.Parallel()
-	this, other := contender.Take{Keys: 1}, contender.Take{Keys: 2}
-	for _, s := range All(true) {
-		both := s.Versus(this, other, "v1")
-		require.Len(t, both.Contenders, len(s.Contenders)+1)
-		require.Equal(t, s.Contenders[0].Name, both.Contenders[0].Name, "bars go on naming it")
-		require.Equal(t, s.Contenders[0].Name+" at v1", both.Contenders[1].Name)
-		require.Equal(t, contender.Way(other), both.Contenders[1].Way)
-		for i, c := range s.Contenders[1:] {
-			require.Equal(t, c.Name, both.Contenders[2+i].Name)
-		}
-		require.Empty(t, both.Facts)
-	}
-}

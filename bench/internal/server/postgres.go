@@ -45,26 +45,19 @@ type Postgres struct {
 // StartPostgres starts a server with its data on disk. Call Close when done; the server ends with this process in any
 // case. It returns an error if commits are not durable.
 func StartPostgres(ctx context.Context) (*Postgres, error) {
-	return start(ctx, postgrestest.Options{Settings: settings(), Own: true})
-}
-
-// FindPostgres returns the server of RATELIMIT_DATABASE_URL, which another process has started.
-func FindPostgres(ctx context.Context) (*Postgres, error) { return start(ctx, postgrestest.Options{}) }
-
-func start(ctx context.Context, o postgrestest.Options) (*Postgres, error) {
-	server, err := postgrestest.Start(ctx, o)
+	server, err := postgrestest.Start(ctx, postgrestest.Options{Settings: settings(), Own: true})
 	if err != nil {
 		return nil, err
 	}
 	p := &Postgres{Server: server}
-	if err := p.describe(ctx, o.Own); err != nil {
+	if err := p.describe(ctx); err != nil {
 		return nil, errors.Join(err, server.Close())
 	}
 	return p, nil
 }
 
 // describe asks the server for its version, directory and process.
-func (p *Postgres) describe(ctx context.Context, hasToBeDurable bool) error {
+func (p *Postgres) describe(ctx context.Context) error {
 	pool, err := pgxpool.New(ctx, p.URL())
 	if err != nil {
 		return err
@@ -77,7 +70,7 @@ func (p *Postgres) describe(ctx context.Context, hasToBeDurable bool) error {
 	if err := pool.QueryRow(ctx, ask).Scan(&isDurable, &p.Directory, &p.Version, &p.process); err != nil {
 		return fmt.Errorf("ask for the server's settings: %w", err)
 	}
-	if hasToBeDurable && !isDurable {
+	if !isDurable {
 		return errors.New("fsync and synchronous_commit of the server have to be on")
 	}
 	return nil
