@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -145,8 +146,7 @@ func (s *stand) testACallAtAHeldRow(t *testing.T, name string, keepsConnection b
 	for _, table := range []string{"buckets WHERE key", "reservations WHERE key"} {
 		require.NoError(t, errOf(holder.Exec(t.Context(), `SELECT FROM ratelimit.`+table+` = 'held' FOR UPDATE`)))
 	}
-	waits := !slices.Contains([]string{"Check", "CheckReserve", "Value", "Prune", "Expire", "Started"}, name)
-	if !waits {
+	if c, known := world.Calls()[name]; known && !c.Writes {
 		require.NoError(t, call(t.Context(), s.limiter, r.ID, request))
 		return
 	}

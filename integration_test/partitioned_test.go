@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"sync"
 	"testing"
@@ -41,23 +42,17 @@ func TestAPartitionedTableIsRefused(t *testing.T) {
 		require.ErrorContains(t, err, `"ratelimit"."buckets" must be one plain table`, name)
 		require.Len(t, sent, 1, name)
 	}
-	calls := map[string]verb{
-		"Acquire": func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
-			return false, errOf(l.Acquire(ctx, slots("jobs", 2).For("key")))
-		},
-	}
-	for name, call := range everyCall {
-		calls[name] = func(ctx context.Context, l *ratelimit.Limiter) (bool, error) {
-			return false, call(ctx, l, "00000000-0000-4000-8000-000000000000", roomy.For("key"))
-		}
+	calls := maps.Clone(everyCall)
+	calls["Acquire"] = func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
+		return errOf(l.Acquire(ctx, slots("jobs", 2).For("key")))
 	}
 	for name, call := range calls {
-		refused(name, func(l *ratelimit.Limiter) error { return errOf(call(t.Context(), l)) })
+		refused(name, func(l *ratelimit.Limiter) error { return call(t.Context(), l, unknownID, roomy.For("key")) })
 		if name == "Prune" { // which begins transactions of its own
 			continue
 		}
 		refused(name+"InTheCallersTransaction", func(l *ratelimit.Limiter) error {
-			return pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error { return errOf(call(t.Context(), l.WithTx(tx))) })
+			return pgx.BeginFunc(t.Context(), b.pool, func(tx pgx.Tx) error { return call(t.Context(), l.WithTx(tx), unknownID, roomy.For("key")) })
 		})
 	}
 	refused("InTx", func(l *ratelimit.Limiter) error {

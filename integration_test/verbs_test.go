@@ -2,12 +2,14 @@ package integration_test
 
 import (
 	"context"
+	"maps"
 	"reflect"
 	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 )
@@ -94,81 +96,33 @@ func errOf[T any](_ T, err error) error { return err }
 // call is a call that needs the database, with a request, or with the ID of a reservation that took from its bucket.
 type call func(ctx context.Context, l *ratelimit.Limiter, id string, r ratelimit.Request) error
 
-// everyCall has each method of Limiter that reads or writes rows of tokens, and TakeSeveral.
-var everyCall = map[string]call{
-	"Take":         asking((*ratelimit.Limiter).Take),
-	"Check":        asking((*ratelimit.Limiter).Check),
-	"Reserve":      asking((*ratelimit.Limiter).Reserve),
-	"CheckReserve": asking((*ratelimit.Limiter).CheckReserve),
-	"Require":      changing((*ratelimit.Limiter).Require),
-	"Reset":        changing((*ratelimit.Limiter).Reset),
-	"Credit":       changing((*ratelimit.Limiter).Credit),
-	"Charge":       changing((*ratelimit.Limiter).Charge),
-	"Start": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-		return errOf(l.Start(ctx, id))
-	},
-	"StartAgain": func(ctx context.Context, l *ratelimit.Limiter, id string, r ratelimit.Request) error {
-		return errOf(l.Start(ctx, id, r))
-	},
-	"Started": naming((*ratelimit.Limiter).Started),
-	"Renew":   naming((*ratelimit.Limiter).Renew),
-	"Cancel": func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-		return l.Cancel(ctx, id)
-	},
-	"Settle": func(ctx context.Context, l *ratelimit.Limiter, id string, r ratelimit.Request) error {
-		return l.Settle(ctx, id, r.Cost(9))
-	},
-	"TakeSeveral": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
-		return errOf(l.Take(ctx, r, other.For("free")))
-	},
-	"CreditTaken": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
-		return l.CreditTaken(ctx, clockNoon, r)
-	},
-	"ChargeUntil": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
-		return errOf(l.ChargeUntil(ctx, clockNoon, r))
-	},
-	"Value": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
-		return errOf(l.Value(ctx, r))
-	},
-	"Prune": func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
-		return errOf(l.Prune(ctx, r.Limit()))
-	},
-	"Expire": func(ctx context.Context, l *ratelimit.Limiter, _ string, _ ratelimit.Request) error {
-		return errOf(l.Expire(ctx))
-	},
-}
+// everyCall has the calls of world about tokens and reservations.
+var everyCall = callsOf(world.Calls())
 
-func asking[T any](verb func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) (T, error)) call {
-	return func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
-		return errOf(verb(l, ctx, r))
+func callsOf(table map[string]world.Call) map[string]call {
+	all := make(map[string]call)
+	for name, c := range table {
+		all[name] = func(ctx context.Context, l *ratelimit.Limiter, id string, r ratelimit.Request) error {
+			return errOf(c.Do(ctx, l, world.On{Request: r, Reservation: id, Lease: id, At: clockNoon}))
+		}
 	}
+	return all
 }
 
-func changing(verb func(*ratelimit.Limiter, context.Context, ...ratelimit.Request) error) call {
-	return func(ctx context.Context, l *ratelimit.Limiter, _ string, r ratelimit.Request) error {
-		return verb(l, ctx, r)
-	}
-}
-
-func naming[T any](verb func(*ratelimit.Limiter, context.Context, string) (T, error)) call {
-	return func(ctx context.Context, l *ratelimit.Limiter, id string, _ ratelimit.Request) error {
-		return errOf(verb(l, ctx, id))
-	}
-}
-
-// A new method of Limiter with a context is one of everyCall, or is here because its tests are elsewhere.
+// A new method of Limiter with a context is in the tables of world, or is here because its tests are elsewhere.
 func TestEveryCallIsTested(t *testing.T) {
 	t.Parallel()
 	elsewhere := []string{
-		"Acquire", "RenewLease", "Release", "Hold", "KeepAlive", // of slots
+		"Hold", "KeepAlive", // which make several calls
 		"Report",                               // which needs no database
 		"InTx", "Maintain", "Close", "Observe", // of no request
 	}
-	limiter := reflect.TypeFor[*ratelimit.Limiter]()
+	limiter, tested := reflect.TypeFor[*ratelimit.Limiter](), callsOf(world.LeaseCalls())
+	maps.Copy(tested, everyCall)
 	for i := range limiter.NumMethod() {
 		method := limiter.Method(i)
 		if method.Type.NumIn() > 1 && method.Type.In(1) == reflect.TypeFor[context.Context]() && !slices.Contains(elsewhere, method.Name) {
-			require.Contains(t, everyCall, method.Name)
+			require.Contains(t, tested, method.Name)
 		}
 	}
 }

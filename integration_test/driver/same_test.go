@@ -1,8 +1,13 @@
 package driver_test
 
 import (
+	"cmp"
 	"database/sql"
+	"encoding/json"
+	"errors"
+	"maps"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -10,8 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
 
@@ -80,84 +85,52 @@ func sameAnswersAsPgx(t *testing.T, b *bundle) {
 	require.NotEmpty(t, rows[0])
 }
 
-// everyCall makes every call and returns the answers.
+// everyCall makes every call on a bucket of each kind, and some on several, and returns the answers.
 func everyCall(t *testing.T, limits limits, l *ratelimit.Limiter, key string, clock *time.Time) (said []any) {
 	t.Helper()
 	ctx := t.Context()
 	say := func(answer any, err error) {
 		t.Helper()
-		require.NoError(t, err)
-		said = append(said, answer)
+		text, isNoText := json.Marshal(answer)
+		require.NoError(t, isNoText)
+		said = append(said, string(text), err == nil,
+			errors.Is(err, ratelimit.ErrNoReservations), errors.Is(err, ratelimit.ErrNotReserved))
 		*clock = clock.Add(123_457 * time.Microsecond)
 	}
-	took := func(d ratelimit.Decision, err error) { t.Helper(); say(d, err) }
-	kinds := []ratelimit.Limit{limits.owing, limits.windows, limits.sliding, limits.days, limits.five}
 	var all []ratelimit.Request
-	for _, limit := range kinds {
-		all = append(all, limit.For(key).Cost(1.0/3))
-		for range 3 {
-			took(l.Take(ctx, limit.For(key).Cost(math.Pi/2)))
+	for i, limit := range []ratelimit.Limit{limits.owing, limits.windows, limits.days, limits.sliding, limits.slots} {
+		calls, request := world.Calls(), limit.For(key).Cost(math.Pi/10)
+		if limit == limits.slots {
+			calls, request = world.LeaseCalls(), limit.For(key)
+		} else {
+			all = append(all, request)
+		}
+		for _, name := range slices.Sorted(maps.Keys(calls)) {
+			if name == "Prune" && l.InTransaction() {
+				continue
+			}
+			r, _ := l.Reserve(ctx, request)
+			lease, _ := l.Acquire(ctx, request)
+			id := cmp.Or(r.ID, "00000000-0000-4000-8000-000000000000") // some kinds take no reservations
+			on := world.On{Request: request, Reservation: id, Lease: lease.ID, At: clock.Add(-time.Second)}
+			answer, err := calls[name].Do(ctx, l, on)
+			if i < 3 || limit == limits.slots {
+				require.True(t, err == nil || errors.Is(err, ratelimit.ErrLimited), "%s of %s: %v", name, limit.Name(), err)
+			}
+			say(answer, err)
 		}
 	}
-	took(l.Take(ctx, all...))
-	took(l.Take(ctx, all[0].Cost(9.9), limits.fifty.For(key))) // refused, and undone
-	took(l.Check(ctx, all...))
-	n, d, err := take.UpTo(ctx, l, 40, all[1], all[2])
-	say(n, err)
-	took(d, nil)
-	for _, r := range all {
-		v, err := l.Value(ctx, r)
-		say([]any{v.Tokens, v.AsOf, v.At(clock.Add(time.Hour))}, err)
+	refused := []ratelimit.Request{all[0].Cost(9.9), limits.fifty.For(key)} // and undone
+	for _, requests := range [][]ratelimit.Request{all, refused} {
+		d, err := l.Take(ctx, requests...)
+		say(d, err)
+		say("charge", l.Charge(ctx, requests...))
 	}
-	say("credit", l.Credit(ctx, all...))
-	say("charge", l.Charge(ctx, all...))
-	say("credit taken", l.CreditTaken(ctx, clock.Add(-time.Second), all...))
-	if l.InTransaction() {
-		took(take.Borrow(ctx, l, 1, limits.five.For(key), limits.fifty.Global()))
-	}
-	reservingCalls(t, limits, l, key, say)
-	lease, err := l.Acquire(ctx, limits.slots.For(key).Cost(2), limits.fifty.For(key))
-	say([]any{lease.Decision, lease.Fence, lease.Until}, err)
-	full, err := l.Acquire(ctx, limits.slots.For(key).Cost(2))
-	say([]any{full.Decision, full.Fence, full.Until}, err)
-	renewed, err := l.RenewLease(ctx, lease.ID)
-	say([]any{renewed.Fence, renewed.Until}, err)
-	say("release", l.Release(ctx, lease.ID))
-	say("reset", l.Reset(ctx, all[:2]...))
-	if l.InTransaction() {
-		_, err = take.Wait(ctx, l, limits.fifty.For(key))
-		require.ErrorIs(t, err, ratelimit.ErrInvalidConfig, "it would keep its rows locked")
-		return said
-	}
-	took(take.Wait(ctx, l, limits.fifty.For(key)))
-	pruned, err := l.Prune(ctx, kinds...)
-	say(pruned, err)
-	expired, err := l.Expire(ctx)
-	say(expired, err)
+	r, err := l.Reserve(ctx, all[:2]...)
+	require.NoError(t, err)
+	say([]any{r.Decision, r.ReadyAt, r.StaleAt}, l.Settle(ctx, r.ID, all[0].Cost(3.125)))
+	say("ended", l.Cancel(ctx, r.ID))
 	return said
-}
-
-func reservingCalls(t *testing.T, limits limits, l *ratelimit.Limiter, key string, say func(any, error)) {
-	t.Helper()
-	ctx := t.Context()
-	owed := []ratelimit.Request{limits.owing.For("owed by " + key).Cost(17.25), limits.windows.For("owed by " + key).Cost(2)}
-	looked, err := l.CheckReserve(ctx, owed...)
-	say([]any{looked.Decision, looked.ReadyAt}, err)
-	var ids []string
-	for range 2 {
-		r, err := l.Reserve(ctx, owed...)
-		say([]any{r.Decision, r.ReadyAt, r.StaleAt}, err)
-		ids = append(ids, r.ID)
-	}
-	slot, err := l.Start(ctx, ids[0])
-	say([]any{slot.State, slot.Wait, slot.ReadyAt, slot.StaleAt}, err)
-	started, err := l.Started(ctx, ids[0])
-	say(started, err)
-	say("settle", l.Settle(ctx, ids[0], owed[0].Cost(3.125)))
-	require.ErrorIs(t, l.Cancel(ctx, ids[0]), ratelimit.ErrReservationEnded)
-	slot, err = l.Renew(ctx, ids[0])
-	say([]any{slot.State, slot.Wait, slot.ReadyAt, slot.StaleAt}, err)
-	say("cancel", l.Cancel(ctx, ids[0]))
 }
 
 // roundTrips counts the round trips of calls in transactions. pgx's own driver needs the same number as pgx.

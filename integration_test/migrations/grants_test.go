@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
@@ -275,41 +276,22 @@ func TestThePrivilegesOfAnApplication(t *testing.T) {
 		at(noon)
 		limiter := newLimiter(t, pool, ratelimit.Config{AsOf: func() time.Time { return *clock.Load() }, ExpireAfter: time.Hour, ReleaseExpired: true})
 		several := []ratelimit.Request{logins.For("ada"), words.For("ada"), spread.For("ada")}
-		reserve := func() string {
-			r, err := limiter.Reserve(ctx, several...)
+		reserve := func(l *ratelimit.Limiter, requests ...ratelimit.Request) string {
+			r, err := l.Reserve(ctx, requests...)
 			require.NoError(t, err)
 			return r.ID
 		}
-		for name, err := range map[string]error{
-			"Take":        did(limiter.Take(ctx, logins.For("ada"))),
-			"TakeSeveral": did(limiter.Take(ctx, several...)),
-			"TakeAll":     did(limiter.Take(ctx, spread.For("bob").Cost(80))),
-			"Check":       did(limiter.Check(ctx, several...)),
-			"Value":       did(limiter.Value(ctx, several[0])),
-			"Reset":       limiter.Reset(ctx, several...),
-			"Credit":      limiter.Credit(ctx, several...),
-			"CreditTaken": limiter.CreditTaken(ctx, noon, several...),
-			"Charge":      limiter.Charge(ctx, several...),
-			"Settle":      limiter.Settle(ctx, reserve(), logins.For("ada").Cost(2)),
-			"Cancel":      limiter.Cancel(ctx, reserve()),
-			"Start":       did(limiter.Start(ctx, reserve())),
-			"Started":     did(limiter.Started(ctx, reserve())),
-			"Renew":       did(limiter.Renew(ctx, reserve())),
-			"InTx": limiter.InTx(ctx, func(tx pgx.Tx) error {
-				bound := limiter.WithTx(tx)
-				if err := bound.Require(ctx, several...); err != nil {
-					return err
-				}
-				r, err := bound.Reserve(ctx, several...)
-				if err != nil {
-					return err
-				}
-				return bound.Cancel(ctx, r.ID)
-			}),
-		} {
+		for name, call := range world.Calls() {
+			request := logins.For(name)
+			_, err := call.Do(ctx, limiter, world.On{Request: request, Reservation: reserve(limiter, request), At: noon})
 			require.NoError(t, err, name)
 		}
-		reserve()
+		require.NoError(t, limiter.Require(ctx, spread.For("bob").Cost(80)), "of all rows")
+		require.NoError(t, limiter.InTx(ctx, func(tx pgx.Tx) error {
+			bound := limiter.WithTx(tx)
+			return errors.Join(bound.Require(ctx, several...), bound.Cancel(ctx, reserve(bound, several...)))
+		}))
+		reserve(limiter, several...)
 		at(noon.Add(30 * ratelimit.Day))
 		ended, err := limiter.Expire(ctx)
 		require.NoError(t, err)
