@@ -70,7 +70,7 @@ func TestOptions(t *testing.T) {
 	o := parsed("-quick", "-rounds", "7", "-seconds", "0.5", "-run", "hot")
 	require.Equal(t, 7, o.rounds)
 	require.Equal(t, 500*time.Millisecond, o.round)
-	require.Len(t, chosen(o), 3+6, "hot-512, hot-tx and hot-8, and the points of the curve")
+	require.Len(t, chosen(o), 5+6, "hot-512, hot-tx, hot-8, hand-hot-64 and snapshot-64, and the points of the curve")
 	require.NotEmpty(t, chosen(parsed()))
 	for _, s := range chosen(parsed()) {
 		require.Empty(t, s.Curve, "curves are measured only if they are named")

@@ -15,8 +15,9 @@ const keyBytes = 8 // "k0000000"
 // keys holds the keys in one string, because a million strings would keep the garbage collector busy. In a service the
 // keys come with the requests.
 type keys struct {
-	text string
-	n    int
+	text   string
+	n      int
+	skewed bool // a few keys make most calls
 }
 
 func makeKeys(n int) keys {
@@ -29,7 +30,12 @@ func makeKeys(n int) keys {
 }
 
 // any returns a random key.
-func (k keys) any(c *load.Caller) string { return k.at(c.Random.IntN(k.n)) }
+func (k keys) any(c *load.Caller) string {
+	if k.skewed {
+		return k.at(int(c.Zipf(uint64(k.n))))
+	}
+	return k.at(c.Random.IntN(k.n))
+}
 
 func (k keys) at(i int) string { return k.text[i*keyBytes : (i+1)*keyBytes] }
 

@@ -4,6 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -16,6 +20,14 @@ type Take struct {
 	Global bool // a call also takes from a limit with one bucket
 	Empty  bool // the buckets are empty, so every call is refused
 	Config ratelimit.Config
+	// Skewed has a few keys make most calls, by Zipf's law.
+	Skewed bool
+	// Checkpoint runs a checkpoint before each turn, so that the first change of each page logs the whole page.
+	Checkpoint bool
+	// Beside keeps a transaction with a snapshot open during each turn, so that no dead row can be removed.
+	Beside bool
+	// Settings are of the sessions.
+	Settings map[string]string
 }
 
 // emptyCost is the cost of a call on an empty bucket. It exceeds the tokens that arrive during a run.
@@ -24,10 +36,17 @@ const emptyCost = roomyCapacity / 2
 // Open creates the buckets and a Limiter.
 func (w Take) Open(ctx context.Context, b Bench) (Runner, error) {
 	return open(b, func(r *runner) error {
-		limiter, err := r.standalone(ctx, w.Config)
+		pool, err := r.pool(ctx, min(b.Callers, poolConnections), func(config *pgxpool.Config) {
+			maps.Copy(config.ConnConfig.RuntimeParams, w.Settings)
+		})
 		if err != nil {
 			return err
 		}
+		limiter, err := r.limiter(pool, w.Config)
+		if err != nil {
+			return err
+		}
+		r.before = w.before(b)
 		all, err := w.fill(ctx, b)
 		if err != nil {
 			return err
@@ -65,9 +84,28 @@ func (w Take) fill(ctx context.Context, b Bench) (all []buckets, err error) {
 		if err := fill(ctx, b, of.limit.Name(), n, tokens, of.limit.Capacity()); err != nil {
 			return nil, err
 		}
+		of.keys.skewed = w.Skewed
 		all = append(all, of)
 	}
 	return all, nil
+}
+
+// before returns what each turn begins with; nil if there is nothing.
+func (w Take) before(b Bench) func(context.Context) (func() error, error) {
+	if !w.Checkpoint && !w.Beside {
+		return nil
+	}
+	return func(ctx context.Context) (func() error, error) {
+		if w.Checkpoint {
+			return func() error { return nil }, b.Database.Checkpoint(ctx)
+		}
+		tx, err := b.Database.Admin().BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+		if err != nil {
+			return nil, err
+		}
+		_, err = tx.Exec(ctx, "SELECT pg_current_xact_id()")
+		return func() error { return tx.Rollback(context.WithoutCancel(ctx)) }, err
+	}
 }
 
 // call returns a call of Take as an application makes it.

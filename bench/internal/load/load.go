@@ -25,8 +25,17 @@ type Caller struct {
 	// Random belongs to this caller. Each Group seeds it again.
 	Random *rand.Rand
 
+	zipf    *rand.Zipf
 	calls   int
 	samples []time.Duration
+}
+
+// Zipf returns a number below n, always the same n. Of ten million, the first is drawn by about one call in nine.
+func (c *Caller) Zipf(n uint64) uint64 {
+	if c.zipf == nil {
+		c.zipf = rand.NewZipf(c.Random, 1.1, 1, n-1)
+	}
+	return c.zipf.Uint64()
 }
 
 // Group holds the callers of one contender. It keeps its memory from round to round, so that measuring

@@ -48,7 +48,9 @@ func All(quick bool) []Scenario {
 	scenarios = append(scenarios, kinds()...)
 	scenarios = append(scenarios, inSQL("sql-64", 1000), inSQL("sql-few-64", 10))
 	scenarios = append(scenarios, hotTransactions()...)
+	scenarios = append(scenarios, byHand()...)
 	scenarios = append(scenarios, size(quick)...)
+	scenarios = append(scenarios, worn(quick)...)
 	return append(scenarios, curves()...)
 }
 
@@ -346,6 +348,64 @@ func hotTransactions() []Scenario {
 			},
 			Bars: []Bar{
 				{Contender: ours, Figure: Attempts, AtMost: 1.1},
+			},
+		},
+	}
+}
+
+// byHand measures Take beside limiters that people write themselves.
+func byHand() []Scenario {
+	of := func(name string, keys, callers int) Scenario {
+		return Scenario{
+			Name: name, Title: fmt.Sprintf("Take beside limiters by hand, keys: %d, callers: %d", keys, callers),
+			Callers: callers, Compare: Throughput,
+			Note: "the count over a log lets too many in when calls race",
+			Contenders: []Contender{
+				{ours, contender.Take{Keys: keys}},
+				{"guarded upsert", contender.ByHand{Keys: keys, Take: contender.TakeByUpsert}},
+				{"SELECT FOR UPDATE", contender.ByHand{Keys: keys, Take: contender.TakeForUpdate}},
+				{"count over a log", contender.ByHand{Keys: keys, Take: contender.TakeByCount}},
+			},
+		}
+	}
+	return []Scenario{of("hand-1", manyKeys, 1), of("hand-64", manyKeys, 64), of("hand-hot-64", hotKey, 64)}
+}
+
+// worn measures Take on a server that isn't as good as new: after a checkpoint, with many keys, beside an old snapshot.
+func worn(quick bool) []Scenario {
+	keys := 10_000_000
+	if quick {
+		keys = 50_000
+	}
+	const few = 1000
+	compressed := func(by string) Contender {
+		return Contender{
+			"wal_compression = " + by,
+			contender.Take{Keys: manyKeys, Checkpoint: true, Settings: map[string]string{"wal_compression": by}},
+		}
+	}
+	return []Scenario{
+		{
+			Name: "checkpoint-64", Title: "standalone Take, 100k keys, a checkpoint before each turn, callers: 64", Callers: 64,
+			Compare: Throughput, Note: "take-64 is the same without checkpoints",
+			Contenders: []Contender{compressed("off"), compressed("pglz"), compressed("lz4")},
+		},
+		{
+			Name: "ten-million", Title: "standalone Take, 10,000,000 keys, callers: 64", Callers: 64, Compare: Throughput,
+			Contenders: []Contender{
+				{"1,000 keys", contender.Take{Keys: few}},
+				{"10,000,000 keys", contender.Take{Keys: keys}},
+				{"10,000,000 keys, skewed", contender.Take{Keys: keys, Skewed: true}},
+			},
+		},
+		{
+			Name: "snapshot-64", Title: "standalone Take, beside a snapshot as old as the turn, callers: 64", Callers: 64,
+			Compare: Throughput, Note: "-seconds 120 -rounds 1 measures two minutes",
+			Contenders: []Contender{
+				{ours, contender.Take{Keys: manyKeys}},
+				{"beside a snapshot", contender.Take{Keys: manyKeys, Beside: true}},
+				{"hot key", contender.Take{Keys: hotKey}},
+				{"hot key, beside a snapshot", contender.Take{Keys: hotKey, Beside: true}},
 			},
 		},
 	}
