@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"slices"
 
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
@@ -130,7 +131,7 @@ func (v *visit) request(ctx context.Context) (ratelimit.Request, error) {
 	name := v.r.PostForm.Get("limit")
 	limit, known := v.limitOf(name)
 	list, err := v.list(ctx, rules.ListQuery{Limit: name, Key: new(""), Most: mostRules})
-	plans := plansOf(name, list.Rules)
+	plans := inspect.PlansOf(name, list.Rules)
 	switch {
 	case err != nil:
 		return ratelimit.Request{}, err

@@ -45,7 +45,7 @@ func (v *visit) keyLimits(key string, keyOf func(limit string) (string, error)) 
 		})
 		body.Refusals = spanOf("1h").barsOf(use.Refusals, since, use.Since)
 		for i := 0; i < len(use.Limits) && err == nil; i++ {
-			err = v.setLevels(ctx, use.Limits[i], plansOf(use.Limits[i].Limit, list.Rules))
+			err = v.setLevels(ctx, use.Limits[i], inspect.PlansOf(use.Limits[i].Limit, list.Rules))
 		}
 		return use, err
 	})

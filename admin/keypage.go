@@ -95,7 +95,7 @@ func (v *visit) keyPage(fields url.Values) {
 		v.say(http.StatusNotFound, unheard)
 		return
 	}
-	body.Known, body.Plans = known, plansOf(body.Limit, list.Rules)
+	body.Known, body.Plans = known, inspect.PlansOf(body.Limit, list.Rules)
 	body.LimitPause = pauseOf(&list, body.Limit, "")
 	if body.Key != "" {
 		body.Pause = pauseOf(&list, body.Limit, body.Key)

@@ -89,7 +89,7 @@ func (v *visit) limit() {
 	}
 	body.Known, body.Policies, body.Pause = known, v.policiesOf(body.Name, &list), pauseOf(&list, body.Name, "")
 	body.Overrides = append(first(overrideRows(list.Pauses, list.Now)), first(overrideRows(list.Overrides, list.Now))...)
-	body.Plans = plansOf(body.Name, list.Rules)
+	body.Plans = inspect.PlansOf(body.Name, list.Rules)
 	s := subject{limit, body.Plans, body.Now}
 	body.Buckets = ask(g, "the buckets", func(ctx context.Context) (bucketList, error) {
 		asked := inspect.BucketQuery{Limit: body.Name, Prefix: body.Prefix, After: afterOf(query), Most: mostBuckets + 1}
@@ -143,15 +143,6 @@ func afterOf(query url.Values) *string {
 
 // first returns as many rows as one page shows of several kinds.
 func first(rows []overrideRow) []overrideRow { return rows[:min(len(rows), mostTop)] }
-
-func plansOf(name string, list []rules.Statement) (plans []string) {
-	for i := range list {
-		if list[i].Limit == name && list[i].Plan != "" && !slices.Contains(plans, list[i].Plan) {
-			plans = append(plans, list[i].Plan)
-		}
-	}
-	return plans
-}
 
 // buckets returns a page of buckets with their present levels.
 func (v *visit) buckets(ctx context.Context, s subject, query inspect.BucketQuery) (list bucketList, err error) {

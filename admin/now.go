@@ -79,7 +79,7 @@ func (v *visit) now() {
 		}
 		views, err := inspect.Views(ctx, v.limiter, found, func(b inspect.Bucket) (ratelimit.Limit, []string) {
 			limit, _ := v.limitOf(b.Limit)
-			return limit, plansOf(b.Limit, list.Shows.Rules)
+			return limit, inspect.PlansOf(b.Limit, list.Shows.Rules)
 		}, seen)
 		return mostUsed(views), err
 	})

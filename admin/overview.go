@@ -76,7 +76,7 @@ func (v *visit) overview() {
 	body.Hours = v.hours(g, body.Span, names, body.Now)
 	for _, name := range names {
 		limit, _ := v.limitOf(name)
-		s := subject{limit, plansOf(name, list.Rules), body.Now}
+		s := subject{limit, inspect.PlansOf(name, list.Rules), body.Now}
 		body.Limits = append(body.Limits, limitRow{
 			Name: name, Policies: v.policiesOf(name, &list), Pause: pauseOf(&list, name, ""),
 			Global: ask(g, "a bucket", func(ctx context.Context) (*inspect.View, error) {

@@ -47,7 +47,7 @@ func (v *visit) owing() {
 			return owingList{}, err
 		}
 		limit, _ := v.limitOf(body.Limit)
-		return v.owingFor(ctx, subject{limit, plansOf(body.Limit, list.Rules), list.Now}, body.Limit, afterOf(query), lookFor)
+		return v.owingFor(ctx, subject{limit, inspect.PlansOf(body.Limit, list.Rules), list.Now}, body.Limit, afterOf(query), lookFor)
 	})
 	g.wait()
 	g.show("owed.html", page{Title: "Owed of " + body.Limit, Here: "limits", Body: body})

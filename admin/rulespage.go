@@ -170,6 +170,6 @@ func (v *visit) compare(g *gather, body *ruleBody) {
 			seen = later
 		}
 		all := spanOf("1h").barsOf(minutes, since, seen)
-		return effectOf(old, next, all, sums, len(plansOf(body.Limit, body.List.Shows.Rules)) > 0 || body.Plan != ""), err
+		return effectOf(old, next, all, sums, len(inspect.PlansOf(body.Limit, body.List.Shows.Rules)) > 0 || body.Plan != ""), err
 	})
 }

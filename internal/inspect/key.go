@@ -41,6 +41,16 @@ func UseOf(b Bucket, list *rules.Listing) Use {
 	return u
 }
 
+// PlansOf returns the plans for which a limit has rules.
+func PlansOf(limit string, list []rules.Statement) (plans []string) {
+	for i := range list {
+		if list[i].Limit == limit && list[i].Plan != "" && !slices.Contains(plans, list[i].Plan) {
+			plans = append(plans, list[i].Plan)
+		}
+	}
+	return plans
+}
+
 // Refused returns the sum of the refusals.
 func (u *Use) Refused() (sum Minute) {
 	for _, m := range u.Refusals {

@@ -107,14 +107,13 @@ func (a *app) key(ctx context.Context, db *database, f *bucketFlags, key string,
 	if found.Reservations.Next != nil {
 		a.note("there are more reservations than are looked at; use reservations list")
 	}
-	plans := plansIn(&list)
 	for _, of := range v.Limits {
 		probe, err := ratelimit.NewLimit(of.Limit, ratelimit.PerSecond(1))
 		if err != nil {
 			return nil, err
 		}
 		b := &bucket{stored: of.Key, set: set, now: v.At, request: probe.ForStoredKey(of.Key)}
-		if err := a.lookAt(ctx, db, of, b, f.definition, plans[of.Limit]); err != nil {
+		if err := a.lookAt(ctx, db, of, b, f.definition, inspect.PlansOf(of.Limit, list.Rules)); err != nil {
 			return nil, err
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/policytext"
+	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -125,7 +126,7 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 	if err != nil {
 		return nil, err
 	}
-	return a.onPlans(ctx, db, b, f.definition, plansIn(&list)[args[0]])
+	return a.onPlans(ctx, db, b, f.definition, inspect.PlansOf(args[0], list.Rules))
 }
 
 // onPlans returns b under the policy of the plan that d chooses, or, if it chooses none of those with a rule, with the

@@ -204,17 +204,6 @@ func owing(ctx context.Context, db *database, f *topFlags) (found []inspect.Buck
 	return page.Buckets, page.Next != nil, err
 }
 
-// plansIn returns the plans for which each limit has rules.
-func plansIn(list *rules.Listing) map[string][]string {
-	plans := make(map[string][]string)
-	for _, r := range list.Rules {
-		if r.Plan != "" && !slices.Contains(plans[r.Limit], r.Plan) {
-			plans[r.Limit] = append(plans[r.Limit], r.Plan)
-		}
-	}
-	return plans
-}
-
 // owingViews returns buckets with their levels if the tables give their policies for every plan.
 func (a *app) owingViews(ctx context.Context, db *database, found []inspect.Bucket,
 	now time.Time,
@@ -227,10 +216,9 @@ func (a *app) owingViews(ctx context.Context, db *database, found []inspect.Buck
 	if err != nil {
 		return nil, err
 	}
-	plans := plansIn(&list)
 	limits := make(map[rules.Bucket]ratelimit.Limit, len(found))
 	for _, b := range found {
-		limit, err := db.limitOnAnyPlan(set, b, now, plans[b.Limit])
+		limit, err := db.limitOnAnyPlan(set, b, now, inspect.PlansOf(b.Limit, list.Rules))
 		if err != nil {
 			return nil, err
 		}
