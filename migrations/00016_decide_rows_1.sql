@@ -296,7 +296,8 @@ BEGIN
                 IF a.verb = 'look' THEN
                     v_row := v_present[n]; v_writes[n] := false; v_mended[n] := false;
                 ELSIF a.verb = 'take' THEN
-                    v_writes[n] := v_mended[n] OR v_row IS DISTINCT FROM v_present[n];
+                    v_writes[n] := v_mended[n] OR v_row IS DISTINCT FROM v_present[n]
+                        OR NOT v_made[n] AND v_row IS DISTINCT FROM v_found[n]; -- a take of nothing carries usage, too
                 END IF;
                 v_after[n] := v_row;
                 v_refused := v_refused OR NOT v_enough[n] AND a.verb <> 'release';
