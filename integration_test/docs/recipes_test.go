@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
@@ -21,6 +23,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit/prefetch"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
+	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
 // The variables and functions below hold code blocks of docs/recipes.md. The tests below run each of them, and check
@@ -89,13 +92,22 @@ var (
 	SignUpsDay    = ratelimit.Define("signUps.day", ratelimit.CalendarWindow{Rate: 1000, Resets: ratelimit.Daily})
 )
 
-func recipeSignUp(ctx context.Context, limiter *ratelimit.Limiter, address, name string) error {
+// WelcomeArgs is a welcome mail.
+type WelcomeArgs struct{ Name string }
+
+// Kind names the job.
+func (WelcomeArgs) Kind() string { return "welcome" }
+
+func recipeSignUp(ctx context.Context, limiter *ratelimit.Limiter, jobs *river.Client[pgx.Tx], address, name string) error {
 	return limiter.InTx(ctx, func(tx pgx.Tx) error {
 		if err := limiter.WithTx(tx).Require(ctx, SignUpAddress.For(address), SignUpsDay.Global()); err != nil {
 			return err
 		}
-		_, err := tx.Exec(ctx, `INSERT INTO users (name) VALUES ($1)`, name)
-		return err // if the name exists already, the rollback returns both tokens
+		if _, err := tx.Exec(ctx, `INSERT INTO users (name) VALUES ($1)`, name); err != nil {
+			return err // if the name exists already, the rollback returns both tokens
+		}
+		_, err := jobs.InsertTx(ctx, tx, WelcomeArgs{Name: name}, nil) // jobs is a *river.Client[pgx.Tx]
+		return err
 	})
 }
 
@@ -255,8 +267,15 @@ func TestRecipesOfSpacing(t *testing.T) {
 		t.Parallel()
 		f := newFrozen(t)
 		f.Exec(t, `CREATE TABLE users (name text PRIMARY KEY)`)
-		require.NoError(t, recipeSignUp(t.Context(), f.Limiter, "192.0.2.1", "ada"))
-		require.Error(t, recipeSignUp(t.Context(), f.Limiter, "192.0.2.1", "ada"), "the name exists")
+		require.NoError(t, scheduler.Migrate(t.Context(), f.Pool, scheduler.MigrateConfig{}))
+		jobs, err := river.NewClient(riverpgxv5.New(f.Pool), &river.Config{TestOnly: true})
+		require.NoError(t, err)
+		signUp := func() error { return recipeSignUp(t.Context(), f.Limiter, jobs, "192.0.2.1", "ada") }
+		require.NoError(t, signUp())
+		require.Error(t, signUp(), "the name exists")
+		queued, err := jobs.JobList(t.Context(), river.NewJobListParams().Kinds("welcome"))
+		require.NoError(t, err)
+		require.Len(t, queued.Jobs, 1)
 		require.Equal(t, 2.0, f.tokens(t, SignUpAddress.For("192.0.2.1")))
 		require.Equal(t, 999.0, f.tokens(t, SignUpsDay.Global()))
 	})

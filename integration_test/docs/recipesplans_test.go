@@ -33,8 +33,9 @@ func quotaFrom(day int) (ratelimit.Limit, error) {
 }
 
 var (
-	ModelRequests = ratelimit.Define("model.requests", ratelimit.PerMinute(60))
-	ModelMinute   = ratelimit.Define("model.minute",
+	ModelRequests = ratelimit.Define("model.requests",
+		ratelimit.TokenBucket{Rate: 60, Period: time.Minute, MaxReserved: 120})
+	ModelMinute = ratelimit.Define("model.minute",
 		ratelimit.TokenBucket{Rate: 40_000, Period: time.Minute, MaxReserved: 80_000})
 	ModelDay = ratelimit.Define("model.day",
 		ratelimit.CalendarWindow{Rate: 500_000, Resets: ratelimit.Daily, MaxReserved: ratelimit.None})
@@ -64,13 +65,18 @@ func recipeProxy(complete func(context.Context, func(context.Context) (float64, 
 	relay func(context.Context, io.Writer) (float64, error),
 ) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		sent := false
 		err := complete(r.Context(), func(ctx context.Context) (used float64, err error) {
-			return relay(ctx, w) // flushes each part, and counts its tokens
+			used, err = relay(ctx, w) // flushes each part, and counts its tokens
+			sent = used > 0
+			return used, err
 		})
 		switch {
-		case err == nil, errors.Is(err, context.Canceled): // done, or the client left
+		case err == nil, !sent && errors.Is(err, context.Canceled): // done, or the client left the queue
+		case sent:
+			log.Print(err) // the stream broke, or its cost isn't settled: too late for another answer
 		case !httplimit.Respond(w, r, err): // it answers 429 and 413
-			log.Print(err) // the stream broke
+			http.Error(w, "the model doesn't answer", http.StatusBadGateway)
 		}
 	})
 }

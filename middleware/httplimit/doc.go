@@ -10,7 +10,7 @@
 //	})
 //	http.Handle("/chat", limited(chat))
 //	router.Use(limited)                      // chi
-//	router.Use(echo.WrapMiddleware(limited)) // Echo; docs/guide.md has a function for Gin
+//	router.Use(echo.WrapMiddleware(limited)) // Echo; for Gin see docs/guide.md
 //
 // # Charges
 //

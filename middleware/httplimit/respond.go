@@ -33,10 +33,10 @@ import (
 //	    of a context, if the context of the request has ended.
 //	  - An invalid key or cost is answered 400, and a cost above the limit's capacity 413. No failure beside it counts.
 //
-// It does not answer nil and other errors: errors of your own code from InTx, errors about the ID of a reservation, and
-// ratelimit.ErrCommitUnknown, also beside a failure: the work may be done. It uses Config.Refuse and RetryJitter of the
-// middleware around the handler. It logs failures to Config.Logger of that middleware, as it logs its own, or to
-// slog.Default.
+// Don't call it once the response has begun: the answer would be added to the body. It does not answer nil and other
+// errors: errors of your own code from InTx, errors about the ID of a reservation, and ratelimit.ErrCommitUnknown, also
+// beside a failure: the work may be done. It uses Config.Refuse and RetryJitter of the middleware around the handler.
+// It logs failures to Config.Logger of that middleware, as it logs its own, or to slog.Default.
 func Respond(w http.ResponseWriter, r *http.Request, err error) (answered bool) {
 	config := Config{}.withDefaults()
 	admission, around := FromContext(r.Context())

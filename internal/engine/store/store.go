@@ -230,7 +230,7 @@ func (u *Unit) Spoil(ctx context.Context, err error) error {
 	return err
 }
 
-// Engine keeps rows and records. There are two: Postgres, in which functions decide, and package memstore, for the
+// Engine keeps rows and records. There are two: Postgres, in which functions decide, and package memory, for the
 // tests of users and for simulations; see Pages. Instants are microseconds since 1970.
 type Engine interface {
 	// Read returns what rows hold, and locks none. A row that is absent is full.
