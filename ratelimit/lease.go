@@ -6,10 +6,10 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/slots"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
-	"github.com/pgratelimit/pgratelimit/internal/rulekind"
 )
 
 // The verbs on leases, as events name them.
@@ -83,7 +83,7 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 // checkSlotsKept returns an error if an Acquire needs slots of a limit, but a rule replaces them by tokens. A limit
 // that is off needs no slots, and guards follow the rule.
 func checkSlotsKept(ctx context.Context, r *Request, s *subject) error {
-	if s.mode == Off || s.limit.holds() || !r.limit.holds() || rulekind.IsFollowed(ctx) {
+	if s.mode == Off || s.limit.holds() || !r.limit.holds() || arg.FollowsRules(ctx) {
 		return nil
 	}
 	return fmt.Errorf("%w: acquire of %q, which has no slots, because a rule makes it %v; call Take, or change the rule",

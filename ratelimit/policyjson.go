@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
-	"github.com/pgratelimit/pgratelimit/internal/fields"
+	"github.com/pgratelimit/pgratelimit/internal/strictjson"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
@@ -45,7 +45,7 @@ func UnmarshalPolicy(data []byte) (Policy, error) {
 }
 
 func unmarshalPolicy(data []byte) (Policy, error) {
-	said, err := fields.Parse(data)
+	said, err := strictjson.Parse(data)
 	if err != nil {
 		return nil, err
 	}
@@ -57,7 +57,7 @@ func unmarshalPolicy(data []byte) (Policy, error) {
 	}
 	made := newText[named.Kind]
 	if made == nil {
-		return nil, fields.Errorf("kind", "is %.40q; use one of %s, %s, %s, %s, %s", string(named.Kind),
+		return nil, strictjson.Errorf("kind", "is %.40q; use one of %s, %s, %s, %s, %s", string(named.Kind),
 			KindTokenBucket, KindFixedWindow, KindSlidingWindow, KindCalendarWindow, KindConcurrency)
 	}
 	text := made()

@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/fields"
+	"github.com/pgratelimit/pgratelimit/internal/strictjson"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -155,7 +155,7 @@ func TestErrorsOfPoliciesNameTheFieldAndAValidValue(t *testing.T) {
 		_, err := ratelimit.UnmarshalPolicy([]byte(text))
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit, text)
 		require.ErrorContains(t, err, want.problem, text)
-		fault, ok := errors.AsType[*fields.Error](err)
+		fault, ok := errors.AsType[*strictjson.Error](err)
 		require.Equal(t, want.field != "", ok, text)
 		if ok {
 			require.Equal(t, want.field, fault.Field)

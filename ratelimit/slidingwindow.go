@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/fields"
+	"github.com/pgratelimit/pgratelimit/internal/strictjson"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
@@ -94,7 +94,7 @@ func (p SlidingWindow) text() policyText {
 
 func (t *slidingText) policy() (Policy, error) {
 	if t.Rate != 0 && t.Period == 0 {
-		return nil, fields.Errorf("period", "is missing; say in which time there are at most rate tokens, such as 1m")
+		return nil, strictjson.Errorf("period", "is missing; say in which time there are at most rate tokens, such as 1m")
 	}
 	return SlidingWindow{Rate: t.Rate, Period: time.Duration(t.Period), Slices: t.Slices}, nil
 }

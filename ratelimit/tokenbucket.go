@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/fields"
+	"github.com/pgratelimit/pgratelimit/internal/strictjson"
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
@@ -192,7 +192,7 @@ func (p TokenBucket) text() policyText {
 
 func (t *bucketText) policy() (Policy, error) {
 	if t.Rate != 0 && t.Period == 0 {
-		return nil, fields.Errorf("period", "is missing; say in which time the rate arrives, such as 1m")
+		return nil, strictjson.Errorf("period", "is missing; say in which time the rate arrives, such as 1m")
 	}
 	return TokenBucket{
 		Rate: t.Rate, Period: time.Duration(t.Period), Capacity: t.Capacity.tokens(), MaxReserved: t.MaxReserved.tokens(),

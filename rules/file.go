@@ -13,7 +13,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/pgratelimit/pgratelimit/internal/fields"
+	"github.com/pgratelimit/pgratelimit/internal/strictjson"
 	"github.com/pgratelimit/pgratelimit/internal/yamltext"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -227,7 +227,7 @@ func lineOf(item *yaml.Node, err error) int {
 	if at, ok := errors.AsType[*lineError](err); ok {
 		return at.line
 	}
-	if wrong, ok := errors.AsType[*fields.Error](err); ok {
+	if wrong, ok := errors.AsType[*strictjson.Error](err); ok {
 		return max(lastLine(item, wrong.Field), item.Line)
 	}
 	return item.Line

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/fields"
+	"github.com/pgratelimit/pgratelimit/internal/strictjson"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -25,23 +25,23 @@ type (
 		Description string             `json:"description,omitempty"`
 	}
 	overrideText struct {
-		Limit      string             `json:"limit,omitempty"`
-		Key        *string            `json:"key,omitempty"`
-		Multiplier fields.Positive    `json:"multiplier,omitempty"`
-		OnPlan     string             `json:"on_plan,omitempty"`
-		Policy     json.RawMessage    `json:"policy,omitempty"`
-		Mode       ratelimit.Mode     `json:"mode,omitempty"`
-		OnChange   ratelimit.OnChange `json:"on_change,omitempty"`
-		Until      instant            `json:"until,omitzero"`
+		Limit      string              `json:"limit,omitempty"`
+		Key        *string             `json:"key,omitempty"`
+		Multiplier strictjson.Positive `json:"multiplier,omitempty"`
+		OnPlan     string              `json:"on_plan,omitempty"`
+		Policy     json.RawMessage     `json:"policy,omitempty"`
+		Mode       ratelimit.Mode      `json:"mode,omitempty"`
+		OnChange   ratelimit.OnChange  `json:"on_change,omitempty"`
+		Until      instant             `json:"until,omitzero"`
 	}
 	tierText struct {
-		Limit       string          `json:"limit"`
-		Key         string          `json:"key,omitempty"`
-		Route       string          `json:"route,omitempty"`
-		When        conditions      `json:"when,omitempty"`
-		CostSource  string          `json:"cost_source,omitempty"`
-		FixedCost   fields.Positive `json:"fixed_cost,omitempty"`
-		DefaultCost fields.Positive `json:"default_cost,omitempty"`
+		Limit       string              `json:"limit"`
+		Key         string              `json:"key,omitempty"`
+		Route       string              `json:"route,omitempty"`
+		When        conditions          `json:"when,omitempty"`
+		CostSource  string              `json:"cost_source,omitempty"`
+		FixedCost   strictjson.Positive `json:"fixed_cost,omitempty"`
+		DefaultCost strictjson.Positive `json:"default_cost,omitempty"`
 	}
 )
 
@@ -85,7 +85,7 @@ func joined(objects ...[]byte) []byte {
 
 // UnmarshalJSON reads the fields of a rules file. It returns an error for a field that does not exist.
 func (r *Rule) UnmarshalJSON(data []byte) error {
-	said, err := fields.Parse(data)
+	said, err := strictjson.Parse(data)
 	if err != nil {
 		return err
 	}
@@ -100,7 +100,7 @@ func (r *Rule) UnmarshalJSON(data []byte) error {
 		names = append(names, of...)
 	}
 	policy, err := policyOf(said)
-	if wrong, ok := errors.AsType[*fields.Error](err); ok && wrong.Unknown {
+	if wrong, ok := errors.AsType[*strictjson.Error](err); ok && wrong.Unknown {
 		err = fmt.Errorf("%w; a rule also has %s", err, strings.Join(names, ", "))
 	}
 	if err != nil {
@@ -111,7 +111,7 @@ func (r *Rule) UnmarshalJSON(data []byte) error {
 }
 
 // policyOf returns the policy that the fields say.
-func policyOf(said fields.Object) (ratelimit.Policy, error) {
+func policyOf(said strictjson.Object) (ratelimit.Policy, error) {
 	data, err := json.Marshal(said)
 	if err != nil {
 		return nil, err
@@ -132,7 +132,7 @@ func (o Override) MarshalJSON() ([]byte, error) {
 // text returns the fields of the override but its names and its end.
 func (o *Override) text() (text overrideText, err error) {
 	text = overrideText{
-		Multiplier: fields.Positive(o.Multiplier), OnPlan: o.OnPlan, Mode: unless(o.Mode, ratelimit.On), OnChange: o.OnChange,
+		Multiplier: strictjson.Positive(o.Multiplier), OnPlan: o.OnPlan, Mode: unless(o.Mode, ratelimit.On), OnChange: o.OnChange,
 	}
 	if o.Policy != nil {
 		text.Policy, err = ratelimit.MarshalPolicy(o.Policy)
@@ -156,7 +156,7 @@ func (o *Override) UnmarshalJSON(data []byte) error {
 	if text.Policy == nil {
 		return nil
 	}
-	said, err := fields.Parse(text.Policy)
+	said, err := strictjson.Parse(text.Policy)
 	if err == nil {
 		o.Policy, err = policyOf(said)
 	}
@@ -169,8 +169,8 @@ func (o *Override) UnmarshalJSON(data []byte) error {
 // MarshalJSON returns the tier as an object with the fields of a rules file.
 func (t Tier) MarshalJSON() ([]byte, error) {
 	return json.Marshal(tierText{
-		t.Limit, t.Key, t.Route, t.When, unless(t.CostSource, "fixed"), unless(fields.Positive(t.FixedCost), 1),
-		unless(fields.Positive(t.DefaultCost), 1),
+		t.Limit, t.Key, t.Route, t.When, unless(t.CostSource, "fixed"), unless(strictjson.Positive(t.FixedCost), 1),
+		unless(strictjson.Positive(t.DefaultCost), 1),
 	})
 }
 
@@ -187,7 +187,7 @@ func (t *Tier) UnmarshalJSON(data []byte) error {
 
 // decode decodes an object into a struct that has all of its fields.
 func decode(data []byte, into any, what string) error {
-	said, err := fields.Parse(data)
+	said, err := strictjson.Parse(data)
 	if err != nil {
 		return err
 	}
@@ -211,7 +211,7 @@ func (t *instant) UnmarshalJSON(data []byte) error {
 type conditions map[string]string
 
 func (c *conditions) UnmarshalJSON(data []byte) error {
-	said, err := fields.Parse(data)
+	said, err := strictjson.Parse(data)
 	if err != nil || len(said) == 0 {
 		return err
 	}
@@ -222,7 +222,7 @@ func (c *conditions) UnmarshalJSON(data []byte) error {
 		case '"':
 			err = json.Unmarshal(value, &text)
 		case '[', '{':
-			err = fields.Errorf(name, "is %.40s; write a text", value)
+			err = strictjson.Errorf(name, "is %.40s; write a text", value)
 		}
 		if err != nil {
 			return err

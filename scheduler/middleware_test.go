@@ -521,7 +521,7 @@ func TestPauseFor(t *testing.T) {
 	})
 }
 
-// TestRetryAfter promises the bounds of a wait. FuzzWait of internal/upstream checks how a wait is read.
+// TestRetryAfter promises the bounds of a wait. FuzzWait of internal/guard checks how a wait is read.
 func TestRetryAfter(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, time.March, 9, 10, 0, 0, 0, time.UTC)

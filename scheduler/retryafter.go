@@ -4,7 +4,7 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/upstream"
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 )
 
 // RetryAfter returns the time until which the upstream asks for no requests. It returns false if the response is
@@ -17,7 +17,7 @@ func RetryAfter(response *http.Response, now time.Time, most time.Duration) (unt
 	if response.StatusCode != http.StatusTooManyRequests && response.StatusCode != http.StatusServiceUnavailable {
 		return time.Time{}, false
 	}
-	wait, ok := upstream.Wait(response.Header, now)
+	wait, ok := guard.UpstreamWait(response.Header, now)
 	if !ok || wait <= 0 || most <= 0 {
 		return time.Time{}, false
 	}

@@ -1,4 +1,4 @@
-// Package arg checks arguments that several packages take.
+// Package arg checks arguments that several packages take, and has what a context tells a call.
 package arg
 
 import (

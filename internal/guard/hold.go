@@ -5,7 +5,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/rulekind"
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -30,7 +30,7 @@ func take(ctx context.Context, limiter *ratelimit.Limiter, held bool,
 	requests []ratelimit.Request,
 ) (ratelimit.Lease, error) {
 	if held {
-		return limiter.Acquire(rulekind.Follow(ctx), requests...)
+		return limiter.Acquire(arg.FollowRules(ctx), requests...)
 	}
 	d, err := limiter.Take(ctx, requests...)
 	return ratelimit.Lease{Decision: d}, err

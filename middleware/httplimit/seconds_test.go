@@ -18,7 +18,7 @@ func TestSecondsAreRoundedUp(t *testing.T) {
 	}
 }
 
-// A 429 is throttled, and so is a 503 that states a wait. Each wait is read as package internal/upstream reads it.
+// A 429 is throttled, and so is a 503 that states a wait. Each wait is read as package internal/guard reads it.
 func TestOutcomes(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/upstream"
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/adaptive"
 )
@@ -124,7 +124,7 @@ const statusOverloaded = 529
 // which [DraftHeaders] has, or the time until X-RateLimit-Reset if X-RateLimit-Remaining is 0.
 func OutcomeOf(response *http.Response) adaptive.Outcome {
 	header, now := response.Header, time.Now()
-	wait, states := upstream.Wait(header, now)
+	wait, states := guard.UpstreamWait(header, now)
 	usedUp := strings.TrimSpace(header.Get("X-RateLimit-Remaining")) == "0"
 	switch code := response.StatusCode; {
 	case code == http.StatusTooManyRequests, code == statusOverloaded,
@@ -134,10 +134,10 @@ func OutcomeOf(response *http.Response) adaptive.Outcome {
 		return adaptive.Outcome{}
 	}
 	if !states {
-		wait = upstream.Window(header)
+		wait = guard.UpstreamWindow(header)
 	}
 	if !states && wait == 0 && usedUp {
-		wait = upstream.UntilReset(header, now)
+		wait = guard.UntilReset(header, now)
 	}
 	return adaptive.Outcome{Throttled: true, RetryAfter: max(wait, 0)}
 }

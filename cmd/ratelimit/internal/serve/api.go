@@ -13,8 +13,8 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/address"
-	"github.com/pgratelimit/pgratelimit/internal/fields"
 	"github.com/pgratelimit/pgratelimit/internal/guard"
+	"github.com/pgratelimit/pgratelimit/internal/strictjson"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
@@ -22,21 +22,21 @@ import (
 // call is the body of a request to the API.
 type call struct {
 	// ID is the ID of the reservation, for settle.
-	ID fields.Text `json:"id"`
+	ID strictjson.Text `json:"id"`
 	// Requests are the limits, and for settle the actual costs: a request each.
 	Requests []json.RawMessage `json:"requests"`
 }
 
 // request is one limit of a call.
 type request struct {
-	Limit fields.Text `json:"limit"`
+	Limit strictjson.Text `json:"limit"`
 	// Key is the key. A limit without keys needs Global.
-	Key fields.Text `json:"key"`
+	Key strictjson.Text `json:"key"`
 	// Address is the IP address of the client, in place of Key.
-	Address fields.Text `json:"address"`
-	Global  bool        `json:"global"`
-	Cost    *float64    `json:"cost"` // default: 1
-	Plan    fields.Text `json:"plan"`
+	Address strictjson.Text `json:"address"`
+	Global  bool            `json:"global"`
+	Cost    *float64        `json:"cost"` // default: 1
+	Plan    strictjson.Text `json:"plan"`
 }
 
 // answer is the body of an answer.
@@ -192,7 +192,7 @@ func decode(body io.Reader) (*call, error) {
 		return nil, err
 	}
 	c := &call{}
-	object, err := fields.Parse(text)
+	object, err := strictjson.Parse(text)
 	if err == nil {
 		err = object.Decode(c, "a call")
 	}
@@ -213,7 +213,7 @@ func decode(body io.Reader) (*call, error) {
 func (c *call) asked() ([]request, error) {
 	asked := make([]request, len(c.Requests))
 	for i, text := range c.Requests {
-		object, err := fields.Parse(text)
+		object, err := strictjson.Parse(text)
 		if err == nil {
 			err = object.Decode(&asked[i], "a request")
 		}

@@ -1,5 +1,4 @@
-// Package upstream reads what the responses of others say of how often they want to be asked.
-package upstream
+package guard
 
 import (
 	"net/http"
@@ -9,10 +8,10 @@ import (
 	"time"
 )
 
-// Wait returns the wait that Retry-After states: seconds, also with a fraction, as some APIs send them, or a date (RFC
+// UpstreamWait returns the wait that Retry-After states: seconds, also with a fraction, as some APIs send them, or a date (RFC
 // 9110, section 10.2.3), which counts from the Date of the response, if any. It returns false without a valid
 // Retry-After. The wait may be below 0.
-func Wait(header http.Header, now time.Time) (time.Duration, bool) {
+func UpstreamWait(header http.Header, now time.Time) (time.Duration, bool) {
 	const longest = time.Duration(1<<63 - 1)
 	stated := strings.TrimSpace(header.Get("Retry-After"))
 	if whole, part, fraction := strings.Cut(stated, "."); isDigits(whole) && (!fraction || isDigits(part)) {
@@ -42,9 +41,9 @@ const longestWait = 365 * 24 * time.Hour
 
 var windowOf = regexp.MustCompile(`;\s*t=([0-9]{1,9})(?:[;,\s]|$)`)
 
-// Window returns the longest t of the items of the field RateLimit (draft-ietf-httpapi-ratelimit-headers), and 0 if
+// UpstreamWindow returns the longest t of the items of the field RateLimit (draft-ietf-httpapi-ratelimit-headers), and 0 if
 // there is none. A refusal lists the policies that refused, and t is the time until each of them allows the request.
-func Window(header http.Header) (wait time.Duration) {
+func UpstreamWindow(header http.Header) (wait time.Duration) {
 	for _, found := range windowOf.FindAllStringSubmatch(strings.Join(header.Values("RateLimit"), ","), -1) {
 		seconds, _ := strconv.ParseInt(found[1], 10, 64) // up to 9 digits
 		wait = max(wait, time.Duration(seconds)*time.Second)

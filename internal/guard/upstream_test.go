@@ -1,4 +1,4 @@
-package upstream_test
+package guard_test
 
 import (
 	"math"
@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/upstream"
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 )
 
 // FuzzWait compares the parsed wait with the Retry-After: seconds, or a date relative to the Date of the response.
@@ -23,7 +23,7 @@ func FuzzWait(f *testing.F) {
 	f.Fuzz(func(t *testing.T, stated, date string, now int64) {
 		header := http.Header{"Retry-After": {stated}, "Date": {date}}
 		clock := time.Unix(now%1e11, 0)
-		wait, ok := upstream.Wait(header, clock)
+		wait, ok := guard.UpstreamWait(header, clock)
 		if !ok {
 			require.Zero(t, wait)
 			_, err := strconv.ParseUint(strings.TrimSpace(stated), 10, 64)
@@ -47,7 +47,7 @@ func FuzzWait(f *testing.F) {
 		at, err := http.ParseTime(strings.TrimSpace(stated))
 		require.NoError(t, err)
 		if _, err := http.ParseTime(date); err == nil {
-			later, _ := upstream.Wait(header, clock.Add(time.Hour))
+			later, _ := guard.UpstreamWait(header, clock.Add(time.Hour))
 			require.Equal(t, wait, later, "the date of the response counts, and not our clock")
 			return
 		}

@@ -1,6 +1,6 @@
-// Package fields decodes JSON objects strictly. An unknown field, a repeated field, and a value of another type are
+// Package strictjson decodes JSON objects strictly. An unknown field, a repeated field, and a value of another type are
 // errors that name the field and say what to write.
-package fields
+package strictjson
 
 import (
 	"bytes"
