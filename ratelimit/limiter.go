@@ -207,8 +207,9 @@ type Config struct {
 	// If the server crashes, it can forget what these calls took or returned in the last moment: three times its
 	// wal_writer_delay, 0.6 seconds by default. It forgets whole calls only. Then the limits allow that much again. Redis
 	// promises less by default (appendfsync everysec). These calls still wait for the disk: calls in a transaction of
-	// yours or of InTx, reservations, leases and stored rules. So do calls on tables that Citus distributes. The setting
-	// is made in the statement of the call (synchronous_commit), so sessions keep theirs, also behind PgBouncer.
+	// yours or of InTx, ChargeUntil, reservations, leases and stored rules. So do calls on tables that Citus distributes.
+	// The setting is made in the statement of the call (synchronous_commit), so sessions keep theirs, also behind
+	// PgBouncer.
 	RelaxedCommit bool
 	// RefusalCache is the number of buckets whose refusal of a Take outside a transaction is remembered. Until the wait of
 	// the refusal is over, a Take of at least that cost is refused from memory, without a round trip. A cache remembers at
