@@ -128,7 +128,7 @@ function steps(state, now, step, perPeriod) {
   const { rate, capacity, start_us: start = 0, value } = state;
   const beginOf = (t) => t - ((((t - start) % step) + step) % step);
   const begin = beginOf(now);
-  const ts = state.ts_us - begin > step + CLOCK_TOLERANCE ? begin : state.ts_us;
+  const ts = state.ts_us > now + CLOCK_TOLERANCE ? begin : state.ts_us;
   const gap = Math.max(begin - ts, 0);
   const elapsed = (gap - (gap % step)) / step + (gap % step > 0 ? 1 : 0);
   const tokensAfter = (more) => Math.min(capacity, value + ((elapsed + more) * rate) / perPeriod);
@@ -157,7 +157,7 @@ function calendar(state, now) {
     const next = runs[0].until_us;
     if (ts < next) [value, ts] = [inRun(runs[0], value, ts, next).tokens, next];
   }
-  const { tokens, taken, fixed } = inRun(runs[0], value, ts, now);
+  const { tokens, taken } = inRun(runs[0], value, ts, now);
   const wait = (needed, lowest) => {
     for (let i = 0, at = now, held = value, since = ts; ; i++) {
       const { until_us: until = Infinity } = runs[i], run = inRun(runs[i], held, since, at), more = run.wait(needed, lowest);
@@ -166,7 +166,7 @@ function calendar(state, now) {
       at = until;
     }
   };
-  return { tokens, wait, taken, fixed: { ...fixed, value, windows: runs } };
+  return { tokens, wait, taken, fixed: { ...taken(0), windows: runs } }; // a state has no window before its own
 }
 
 // What was taken counts until all of its slice is a period ago: what counts is the difference of two totals. They are added
@@ -176,7 +176,7 @@ function slides(state, now) {
   const step = state.period_us / slices;
   const beginOf = (t) => t - ((((t - start) % step) + step) % step);
   const begin = beginOf(now);
-  const ts = state.ts_us - begin > step + CLOCK_TOLERANCE ? begin : state.ts_us;
+  const ts = state.ts_us > now + CLOCK_TOLERANCE ? begin : state.ts_us;
   const latest = Math.max(ts, begin), passed = Math.max((begin - beginOf(ts)) / step, 0);
   const baseOf = (totals, later = 0) => totals[Math.min(slices + 1 - later, totals.length - 1)]; // in so many slices from now
   const read = state.totals.slice(0, slices + 2);
@@ -200,7 +200,7 @@ function slots(state, now) {
   const { capacity, lease_us: lease } = state;
   const held = state.ends_us.filter((end) => end > now);
   const fixed = {};
-  if (state.ts_us - now > 1 + CLOCK_TOLERANCE) { // a wrong clock gave some of them
+  if (state.ts_us > now + CLOCK_TOLERANCE) { // a wrong clock gave some of them
     const ahead = state.ts_us - now;
     held.forEach((end, i) => {
       if (end > now + lease + CLOCK_TOLERANCE) held[i] = Math.min(Math.max(end - ahead, now + lease), now + LONGEST_LEASE);
