@@ -55,7 +55,7 @@ func (n *node) read() (rows float64) {
 }
 
 // Each query reads at most its stated number of rows, however many there are, through an index. Here the tables have
-// 27,000, 20,000 and 30,000 rows, and queries with a bound of their own read 1,000. The same holds for tables without
+// 27,000, 100,000 and 120,000 rows, and queries with a bound of their own read 1,000. The same holds for tables without
 // statistics, as after an upgrade of the server.
 func TestPlansAreBounded(t *testing.T) {
 	t.Parallel()

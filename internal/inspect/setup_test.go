@@ -64,8 +64,8 @@ func (f *fixture) reserve(t testing.TB, id, state string, after time.Duration, l
 }
 
 // seed writes buckets of a hundred limits, five of them with eight rows a bucket; one bucket in a thousand owes. It
-// writes more reservations, so that no version of Postgres prefers a sort of all rows to the index, and an hour of
-// refusals with new keys each minute. With anew the tables have no statistics.
+// writes more reservations, so that no version of Postgres prefers a sort of all rows to the index, and four
+// hours of refusals with new keys each minute, of which the queries ask for one. With anew the tables have no statistics.
 func (f *fixture) seed(t testing.TB, anew bool) {
 	t.Helper()
 	if anew {
@@ -90,7 +90,7 @@ func (f *fixture) seed(t testing.TB, anew bool) {
 	f.exec(t, `INSERT INTO ratelimit.refusals
 		SELECT $2::timestamptz + minute * interval '1 minute', 'limit-' || lpad((n % 10)::text, 3, '0'), 'POST /login',
 			encode(sha256((minute * 10000 + n)::text::bytea), 'base64'), false, 1 + n % 50, 1, $3::bigint
-		FROM generate_series(0, 59) AS minute, generate_series(1, $1::integer) AS n`, refusedEachMinute, noon, noon.UnixMicro())
+		FROM generate_series(0, 239) AS minute, generate_series(1, $1::integer) AS n`, refusedEachMinute, noon, noon.UnixMicro())
 }
 
 // few is how many rows the queries read in a test of their plans, if their parameters do not say it.
