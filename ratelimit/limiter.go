@@ -201,8 +201,9 @@ type Config struct {
 	// Calls behind rows that stay locked are counted separately: at most MaxWaiting, and half of it behind one row.
 	// Defaults to 10,000.
 	MaxWaiting int
-	// RelaxedCommit lets calls outside a transaction return before their commit is on disk. That is about twice as fast
-	// for a single caller, and much faster on a slow disk. Defaults to false: a call returns once its commit is on disk.
+	// RelaxedCommit lets calls outside a transaction return before their commit is on disk. A lone caller is then 1.8 to 2
+	// times as fast (BENCHMARKS.md#what-it-costs), and more on a slow disk. Defaults to false: a call returns once its
+	// commit is on disk.
 	//
 	// If the server crashes, it can forget what these calls took or returned in the last moment: three times its
 	// wal_writer_delay, 0.6 seconds by default. It forgets whole calls only. Then the limits allow that much again. Redis
