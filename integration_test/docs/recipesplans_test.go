@@ -213,9 +213,9 @@ func TestOperationsReplication(t *testing.T) {
 	shared := postgrestest.NewShared(func(context.Context) (*postgrestest.Server, error) { return server, nil })
 	publisher, subscriber := world.Open(t, shared.NewDatabase(t)), world.Open(t, shared.NewDatabase(t))
 	blocks := blocksOf(t, "sql", "../../docs/operations.md")
-	publisher.Exec(t, blocks[0])
-	publisher.Exec(t, `CREATE ROLE app`)
 	publisher.Exec(t, blocks[2])
+	publisher.Exec(t, `CREATE ROLE app`)
+	publisher.Exec(t, blocks[1])
 	require.Equal(t, 1, publisher.Count(t, `SELECT count(*) FROM pg_roles WHERE 'idle_in_transaction_session_timeout=30s' = ANY (rolconfig)`))
 	require.Equal(t, 1, publisher.Count(t, `SELECT count(*) FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace
 		WHERE nspname = 'ratelimit' AND relkind = 'r' AND (SELECT count(*) FROM pg_publication_rel WHERE prrelid = c.oid) = 0`), "goose_db_version")
