@@ -40,7 +40,7 @@ func newCitusStand(t *testing.T) *citusStand {
 }
 
 // TestCitus promises that a limit in tables distributed by Citus is exact from each node and from all of them, at each
-// isolation level, and when a worker is killed. TestRecordedOnCitus compares the answers of every verb.
+// isolation level, and when a worker is killed. TestCitusAnswersLikeMemory compares the answers of every verb.
 func TestCitus(t *testing.T) {
 	t.Parallel()
 	s := newCitusStand(t)

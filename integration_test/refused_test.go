@@ -158,7 +158,7 @@ func (b *bundle) hooked(t *testing.T, config ratelimit.Config) (*ratelimit.Limit
 }
 
 // A refusal in a transaction of InTx is reported when the transaction has ended, to the hook and to the Observer, also
-// if its function ends it or panics. The recorded histories have other ends.
+// if its function ends it or panics. The random histories have other ends.
 func TestRefusedIsCalledAfterTheTransaction(t *testing.T) {
 	t.Parallel()
 	onEach(t, func(t *testing.T, on backend) {

@@ -81,8 +81,8 @@ type act struct {
 	want any           // the wait, the error, the number of reservations that end, or the tokens
 }
 
-// The instants in the life of a reservation are exact to the microsecond, which the random histories of package
-// recorded hardly ever hit.
+// The instants in the life of a reservation are exact to the microsecond, which random histories hardly
+// ever hit.
 func TestReservationsOnTheMicrosecond(t *testing.T) {
 	t.Parallel()
 	const us, half, expired, forgotten = time.Microsecond, 500 * time.Millisecond, time.Hour, time.Hour + ratelimit.Week

@@ -25,7 +25,7 @@ var (
 func TestNamedCommandsExist(t *testing.T) {
 	t.Parallel()
 	named := 0
-	for page, text := range pages(t, "*.md", "docs/*.md", "examples/*.md", "integration_test/recorded/*.md") {
+	for page, text := range pages(t, "*.md", "docs/*.md", "examples/*.md") {
 		var commands []string
 		for _, fence := range mdFence.FindAllString(text, -1) {
 			commands = append(commands, strings.Split(fence, "\n")...)

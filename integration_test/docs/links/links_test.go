@@ -47,7 +47,7 @@ func pages(t *testing.T, patterns ...string) map[string]string {
 // TestNoLinkIsBroken promises that every page's links into the repository lead to existing files and headings.
 func TestNoLinkIsBroken(t *testing.T) {
 	t.Parallel()
-	for page, text := range pages(t, "*.md", "*/*.md", "*/*/*.md") {
+	for page, text := range pages(t, "*.md", "*/*.md") {
 		require.NotRegexp(t, `(?m)^(<<<<<<<|>>>>>>>) `, text, "%s has the marks of a merge", page)
 		for _, link := range mdLink.FindAllStringSubmatch(mdCode.ReplaceAllString(text, ""), -1) {
 			if strings.Contains(link[1], "://") || strings.HasPrefix(link[1], "mailto:") {

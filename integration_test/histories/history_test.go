@@ -1,4 +1,4 @@
-package recorded_test
+package histories_test
 
 import (
 	"context"
@@ -19,17 +19,13 @@ import (
 // history is a world that is drawn from a number, and what calls in it answered. It runs in a bubble of package
 // synctest.
 type history struct {
-	n      uint64
-	about  subject
+	number number
 	pool   ratelimit.Pool
 	config ratelimit.Config
 	base   *ratelimit.Limiter
-	sim    *ratelimit.Simulation
 	book   *book
 	limits []*limit
 	keys   []string
-	verbs  []verb
-	weight int // of all verbs
 	start  time.Time
 	latest time.Time // that the clock has shown
 
@@ -43,21 +39,20 @@ type history struct {
 	leases       []ticket
 	taken        []time.Time // when something was taken
 	text         text
-	lost         bool // whether the server has given up a transaction
-	bounded      bool // whether an Acquire was refused at SERIALIZABLE
-	called       []call
+	lost         bool           // whether the server has given up a transaction
+	succeeded    map[string]int // calls, by verb
+
+	// bounded is whether an Acquire was refused at SERIALIZABLE. There a server reads no leases, so RetryAfter is the time
+	// until all of them have ended, unlike in memory.
+	bounded bool
 }
 
 // ticket is a reservation or a lease.
 type ticket struct {
 	id    string
 	lease ratelimit.Lease
-	kinds []int
 	asked []ask
 }
-
-// call is a verb that was called, for what to say of a history that differs.
-type call struct{ verb, kind, outcome, level int }
 
 // The levels at which calls are made.
 const (
@@ -65,12 +60,7 @@ const (
 	readCommitted
 	repeatableRead
 	serializable
-	levels
 )
-
-func levelNames() [levels]string {
-	return [levels]string{"alone", "read committed", "repeatable read", "serializable"}
-}
 
 // now is the clock of the database. It runs with the bubble's clock, and steps.
 func (h *history) now() time.Time {
@@ -102,11 +92,10 @@ func (h *history) refused(_ context.Context, r ratelimit.Refusal) {
 	h.events = append(h.events, refusal(r, h.start))
 }
 
-// newHistory draws the world of the n-th history.
-func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
-	d := newDraw(n, 1)
-	h := &history{n: n, about: subjectOf(n), pool: pool, book: &book{}, verbs: verbs()}
-	h.weight = weights(h.verbs)
+// newHistory draws the world of a history.
+func newHistory(n number, pool ratelimit.Pool) (*history, error) {
+	d := n.rand(0)
+	h := &history{number: n, pool: pool, book: &book{}, succeeded: make(map[string]int)}
 	h.start = oneOf(d,
 		time.Date(2026, 1, 5, 12, 0, 0, 0, time.UTC),
 		time.Date(2026, 3, 29, 0, 59, 50, 0, time.UTC),   // clocks in Berlin go on by an hour
@@ -115,10 +104,10 @@ func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
 		time.Date(2026, 3, 31, 23, 59, 45, 0, time.UTC),  // a quarter ends
 	).Add(d.span(20 * time.Second))
 	h.offset, h.text.start, h.latest = time.Until(h.start), h.start, h.start
-	for i := range 1 + d.below(4) {
-		h.limits = append(h.limits, drawLimit(d, h.about, i))
+	for i := range 1 + d.IntN(4) {
+		h.limits = append(h.limits, drawLimit(d, i))
 	}
-	h.keys = []string{fmt.Sprint("key ", d.below(50)), oneOf(d, "ada", "eve", "a|b")}
+	h.keys = []string{fmt.Sprint("key ", d.IntN(50)), oneOf(d, "ada", "eve", "a|b")}
 	h.config = ratelimit.Config{
 		AsOf: h.now, Timeout: 10 * time.Minute, StaleAfter: oneOf(d, 0, 20*time.Second), ExpireAfter: oneOf(d, 0, 30*time.Second),
 		ReleaseExpired: d.oneIn(2), NoBatching: d.oneIn(2), RefusalCache: oneOf(d, 0, 0, 1<<13), Observer: h, Refused: h.refused,
@@ -133,17 +122,13 @@ func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
 	if h.base, err = ratelimit.New(pool, h.config); err != nil {
 		return nil, err
 	}
-	simulated := ratelimit.Config{HashKey: h.config.HashKey, Policies: h.config.Policies, Refused: h.config.Refused}
-	if h.sim, err = ratelimit.NewSimulation(simulated); err != nil {
-		return nil, err
-	}
 	h.in = h.base
 	if h.config.Policies != nil {
 		stored, err := h.base.StoredKey(h.limits[0].now().For(h.keys[0]))
 		if err != nil {
 			return nil, err
 		}
-		h.book.pages, err = drawPages(d, h.about, h.limits, []string{stored}, h.start)
+		h.book.pages, err = drawPages(d, h.limits, []string{stored}, h.start)
 		if err != nil {
 			return nil, err
 		}
@@ -155,10 +140,10 @@ func newHistory(n uint64, pool ratelimit.Pool) (*history, error) {
 // describe writes what the world is.
 func (h *history) describe() {
 	c := &h.config
-	fmt.Fprintf(&h.text, "history %d about %v: start %v, stale after %v, expire after %v, release %v, batching %v, refusal cache %d, hashed %v\n",
-		h.n, h.about, h.start, c.StaleAfter, c.ExpireAfter, c.ReleaseExpired, !c.NoBatching, c.RefusalCache, c.HashKey != nil)
+	fmt.Fprintf(&h.text, "start %v, stale after %v, expire after %v, release %v, batching %v, refusal cache %d, hashed %v\n",
+		h.start, c.StaleAfter, c.ExpireAfter, c.ReleaseExpired, !c.NoBatching, c.RefusalCache, c.HashKey != nil)
 	for _, l := range h.limits {
-		fmt.Fprintf(&h.text, "limit %v (%s), later %v\n", l.defined[0], kindNames()[l.kind], l.defined[1].Policy())
+		fmt.Fprintf(&h.text, "limit %v, later %v\n", l.defined[0], l.defined[1].Policy())
 	}
 	for _, p := range h.book.pages {
 		fmt.Fprintf(&h.text, "rule %q of %s, plan %q, key %q, pause %v\n", p.config.Name, p.of.name, p.plan, p.key, p.config.PausedUntil)
@@ -170,27 +155,21 @@ func (h *history) describe() {
 
 // run makes the steps.
 func (h *history) run(ctx context.Context) error {
-	steps := 8 + newDraw(h.n, 2).below(23)
+	steps := 8 + h.number.rand(1).IntN(23)
 	for i := range steps {
 		if h.lost {
 			return nil
 		}
-		d := newDraw(h.n, 3, uint64(i))
+		d := h.number.rand(uint64(2 + i))
 		h.advance(d)
 		var err error
-		switch d.below(20) {
+		switch d.IntN(20) {
 		case 0, 1, 2, 3:
 			err = h.transaction(ctx, d)
 		case 4:
 			h.inTx(ctx, d)
 		case 5:
 			h.change(d)
-		case 6, 7, 8:
-			if h.about == aboutSimulation {
-				h.simulate(ctx, d)
-				break
-			}
-			fallthrough
 		default:
 			h.one(ctx, d)
 		}
@@ -226,7 +205,7 @@ func (h *history) advance(d *draw) {
 	if h.level != noTransaction {
 		pass = h.step
 	}
-	switch d.below(8) {
+	switch d.IntN(8) {
 	case 0, 1:
 		return
 	case 2, 3, 4:
@@ -241,9 +220,6 @@ func (h *history) advance(d *draw) {
 			by = max(by, h.latest.Add(-55*time.Second).Sub(h.now()))
 		}
 		pass = h.step
-		if h.picksRows() {
-			return
-		}
 	default:
 		switch {
 		case d.oneIn(4):
@@ -266,60 +242,28 @@ func (h *history) sleep(by time.Duration) {
 	h.step(-7 * time.Nanosecond)
 }
 
-// picksRows reports whether a limit has rows that are picked at random. After the clock has stepped back, their values
-// depend on the picks.
-func (h *history) picksRows() bool {
-	return slices.ContainsFunc(h.limits, func(l *limit) bool { return l.kind == kindShards })
-}
-
-// differsOnServer reports whether a server may answer otherwise than memory. If a limit has shards, a call on a server
-// takes from a random row first, and in memory from the first. An Acquire that a server refuses in a SERIALIZABLE
-// transaction reads no leases, so its RetryAfter is the time until all of them have ended.
-func (h *history) differsOnServer() bool { return h.picksRows() || h.bounded }
-
 // hasWrongClock reports whether the clock steps back by more than a minute, so that buckets are of a wrong clock.
-func (h *history) hasWrongClock() bool { return h.n/uint64(subjects)%8 == 7 }
+func (h *history) hasWrongClock() bool { return h.number.n%8 == 7 }
 
 // one makes one call of any verb.
 func (h *history) one(ctx context.Context, d *draw) {
-	v := d.below(h.weight)
-	for i := range h.verbs {
-		if v -= h.verbs[i].weight; v >= 0 {
-			continue
-		}
-		i = h.verbNamed(h.about.verbOf(h.verbs[i].name))
-		if !d.oneIn(10) {
-			i = h.instead(d, i, h.verbs[i].name)
-		}
-		h.verb(ctx, d, i, &h.verbs[i])
-		return
+	all, sum := calls(), 0
+	for i := range all {
+		sum += all[i].weight
 	}
+	of := d.IntN(sum)
+	i := slices.IndexFunc(all, func(v verb) bool {
+		of -= v.weight
+		return of < 0
+	})
+	if name := h.instead(d, all[i].name); !d.oneIn(10) {
+		i = slices.IndexFunc(all, func(v verb) bool { return v.name == name })
+	}
+	h.call(ctx, d, &all[i])
 }
 
-// instead returns another verb if verb has nothing to work on in this world.
-func (h *history) instead(d *draw, i int, verb string) int {
-	has := func(kind int) bool {
-		return slices.ContainsFunc(h.limits, func(l *limit) bool { return l.kind == kind })
-	}
-	switch verb {
-	case "Start", "Started", "Renew", "Settle", "Cancel":
-		if len(h.reservations) == 0 {
-			return h.verbNamed("Reserve")
-		}
-	case "Acquire", "Hold":
-		if !has(kindSlots) {
-			return h.verbNamed(oneOf(d, "Take", "Reserve"))
-		}
-	case "RenewLease", "Release", "Keep":
-		if len(h.leases) == 0 {
-			return h.instead(d, h.verbNamed("Acquire"), "Acquire")
-		}
-	}
-	return i
-}
-
-// verb calls a verb and writes its answer.
-func (h *history) verb(ctx context.Context, d *draw, i int, v *verb) {
+// call calls a verb and writes its answer.
+func (h *history) call(ctx context.Context, d *draw, v *verb) {
 	if d.oneIn(60) {
 		canceled, cancel := context.WithCancel(ctx)
 		cancel()
@@ -331,25 +275,19 @@ func (h *history) verb(ctx context.Context, d *draw, i int, v *verb) {
 		h.text.WriteString("route ")
 	}
 	h.text.WriteString(v.name)
-	named, outcome, err := v.call(ctx, h, d)
-	if err != nil {
+	if err := v.call(ctx, h, d); err != nil {
 		h.text.failure(err)
 		h.lost = h.lost || isLost(err)
-		if outcome = failed; errors.Is(err, ratelimit.ErrLimited) {
-			outcome = refused
-		}
+	} else {
+		h.succeeded[v.name]++
 	}
 	h.text.WriteByte('\n')
-	slices.Sort(named)
-	for _, kind := range slices.Compact(named) {
-		h.called = append(h.called, call{i, kind, outcome, h.level})
-	}
 	h.settle()
 }
 
 // transaction makes calls in a transaction at a level of isolation, some in savepoints.
 func (h *history) transaction(ctx context.Context, d *draw) error {
-	h.level = readCommitted + d.below(3)
+	h.level = readCommitted + d.IntN(3)
 	level := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}[h.level-readCommitted]
 	defer func() { h.in, h.level = h.base, noTransaction }()
 	tx, err := h.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
@@ -365,7 +303,7 @@ func (h *history) transaction(ctx context.Context, d *draw) error {
 
 // calls makes some calls in a transaction.
 func (h *history) calls(ctx context.Context, d *draw, tx pgx.Tx) error {
-	for range 1 + d.below(4) {
+	for range 1 + d.IntN(4) {
 		h.in = h.base.WithTx(tx)
 		inner, nested, back := tx, d.oneIn(3), d.oneIn(2)
 		if nested {
@@ -376,7 +314,7 @@ func (h *history) calls(ctx context.Context, d *draw, tx pgx.Tx) error {
 			}
 			h.in = h.base.WithTx(inner)
 		}
-		for range 1 + d.below(2) {
+		for range 1 + d.IntN(2) {
 			h.advance(d)
 			if h.one(ctx, d); h.lost {
 				return nil
@@ -418,7 +356,7 @@ func (h *history) finish(ctx context.Context, tx pgx.Tx, back bool, of string) e
 
 // inTx makes calls in a function of InTx.
 func (h *history) inTx(ctx context.Context, d *draw) {
-	attempts, outcome := 0, allowed
+	attempts := 0
 	h.text.WriteString("in tx\n")
 	h.level = serializable
 	err := h.base.InTx(ctx, func(tx pgx.Tx) error {
@@ -437,18 +375,16 @@ func (h *history) inTx(ctx context.Context, d *draw) {
 	h.in, h.level = h.base, noTransaction
 	h.text.WriteString("end of in tx")
 	if err != nil {
-		outcome = failed
 		h.lost = h.lost || isLost(err)
 		h.text.failure(err)
 	}
 	h.text.WriteByte('\n')
-	h.called = append(h.called, call{h.verbNamed("InTx"), kindNone, outcome, noTransaction})
 }
 
 // change changes a rule, or deploys another definition of a limit.
 func (h *history) change(d *draw) {
 	if n := len(h.book.pages); n > 0 && !d.oneIn(4) {
-		what, err := h.book.pages[d.below(n)].change(d, h.about, h.now())
+		what, err := h.book.pages[d.IntN(n)].change(d, h.now())
 		fmt.Fprintf(&h.text, "%s", what)
 		if err != nil {
 			h.text.failure(err)
@@ -456,31 +392,9 @@ func (h *history) change(d *draw) {
 		h.text.WriteByte('\n')
 		return
 	}
-	l := h.limits[d.below(len(h.limits))]
-	if l.kind == kindShards {
-		return
-	}
+	l := h.limits[d.IntN(len(h.limits))]
 	l.deployed = 1 - l.deployed
 	fmt.Fprintf(&h.text, "deploy %v\n", l.now())
-}
-
-// simulate takes in the Simulation, at about now.
-func (h *history) simulate(ctx context.Context, d *draw) {
-	for range 1 + d.below(3) {
-		at := h.now().Add(d.span(10*time.Second) - 5*time.Second)
-		asked := h.draw(d, "Take")
-		h.text.WriteString("simulate")
-		h.text.instant("at", at)
-		requests := h.requests(asked)
-		answer, err := h.sim.At(at).Take(ctx, requests...)
-		if err != nil {
-			h.text.failure(err)
-		} else {
-			h.text.decision(answer, false)
-		}
-		h.text.number("buckets", float64(h.sim.Buckets()))
-		h.text.WriteByte('\n')
-	}
 }
 
 // look writes what every bucket holds.
@@ -492,7 +406,7 @@ func (h *history) look(ctx context.Context) {
 			if err != nil {
 				h.text.failure(err)
 			} else {
-				h.text.tokens(v, false)
+				h.text.tokens(v)
 			}
 			h.text.WriteByte('\n')
 		}

@@ -1,11 +1,9 @@
-package recorded_test
+package histories_test
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -66,82 +64,43 @@ func (t *text) flag(name string, is bool) {
 	}
 }
 
-// shards returns the number of rows that the policy of a limit has.
-func shards(l ratelimit.Limit) int {
-	switch p := l.Policy().(type) {
-	case ratelimit.TokenBucket:
-		return p.Shards
-	case ratelimit.FixedWindow:
-		return p.Shards
-	}
-	return 1
-}
-
-// decision writes a decision. Two things are left out, because servers and memory may rightly differ in them:
-//
-//   - The tokens left of a limit with shards, if the limit had enough or the call is in a transaction. They are an estimate.
-//   - In a transaction, digits beyond the sixth of the tokens left in a limit that had enough, when another limit refused: a
-//     statement has taken from it, and the answer adds the cost again.
+// decision writes a decision. In a transaction it rounds the tokens left in a limit that had enough, when another limit
+// refused: a statement has taken from it, and the answer adds the cost again.
 func (t *text) decision(d ratelimit.Decision, inTx bool) {
 	undone := inTx && !d.Allowed && len(d.States) > 1
-	isEstimate := func(s ratelimit.State) bool { return shards(s.Limit) > 1 && (inTx || s.Allowed) }
 	t.WriteString(map[bool]string{true: " allowed", false: " refused"}[d.Allowed])
 	t.span("retry", d.RetryAfter)
-	switch {
-	case slices.ContainsFunc(d.States, isEstimate):
-	case undone:
+	if undone {
 		t.rough("left", d.Remaining)
-	default:
+	} else {
 		t.number("left", d.Remaining)
 		t.span("full", d.ResetAfter)
 	}
 	t.instant("at", d.At)
 	for i := range d.States {
-		s := &d.States[i]
-		switch {
-		case shards(s.Limit) > 1:
-			t.state(s, d.At, roughly, isEstimate(*s))
-		case undone && s.Allowed:
-			t.state(s, d.At, roughly, false)
-		default:
-			t.state(s, d.At, exactly, false)
-		}
+		t.state(&d.States[i], d.At, undone && d.States[i].Allowed)
 	}
 }
 
-const (
-	exactly = iota
-	roughly
-)
-
-func (t *text) state(s *ratelimit.State, at time.Time, how int, estimated bool) {
+func (t *text) state(s *ratelimit.State, at time.Time, roughly bool) {
 	t.WriteString("\n    ")
 	t.WriteString(s.Limit.Name())
 	t.WriteString(map[bool]string{true: " enough", false: " short"}[s.Allowed])
 	t.number("cost", s.Cost)
-	if s.NotAsked {
-		t.field("charged", "0")
-	}
 	t.span("retry", s.RetryAfter)
-	switch {
-	case estimated:
-	case how == roughly:
+	if roughly {
 		t.rough("left", s.Remaining)
 		t.rough("tokens", s.Value.Tokens)
-	default:
+	} else {
 		t.number("left", s.Remaining)
 		t.span("full", s.ResetAfter)
-		if s.Value.Tokens != s.Remaining {
-			t.number("tokens", s.Value.Tokens)
-		}
+		t.number("tokens", s.Value.Tokens)
 		if wait, err := s.Value.RetryAfter(at, 1); err != nil {
 			t.field("one", "never")
 		} else {
 			t.span("one", wait)
 		}
-		if !s.NotAsked {
-			t.number("later", s.Value.At(at.Add(7*time.Second)))
-		}
+		t.number("later", s.Value.At(at.Add(7*time.Second)))
 	}
 	if s.Value.AsOf != at {
 		t.instant("asof", s.Value.AsOf)
@@ -157,7 +116,7 @@ func (t *text) state(s *ratelimit.State, at time.Time, how int, estimated bool) 
 	t.flag("notasked", s.NotAsked)
 }
 
-func (t *text) slot(s ratelimit.Turn) {
+func (t *text) turn(s ratelimit.Turn) {
 	t.field("state", string(s.State))
 	t.span("wait", s.Wait)
 	t.instant("ready", s.ReadyAt)
@@ -165,35 +124,15 @@ func (t *text) slot(s ratelimit.Turn) {
 	t.flag("restarted", s.Restarted)
 }
 
-// tokens writes the tokens of a bucket. In a transaction it leaves out limits with shards.
-func (t *text) tokens(v ratelimit.Value, inTx bool) {
+// tokens writes the tokens of a bucket.
+func (t *text) tokens(v ratelimit.Value) {
 	t.instant("asof", v.AsOf)
-	switch {
-	case shards(v.Limit) <= 1:
-		t.number("tokens", v.Tokens)
-		t.number("later", v.At(v.AsOf.Add(7*time.Second)))
-	case !inTx:
-		t.rough("tokens", v.Tokens)
-	}
-}
-
-// value is tokens with what clients get to project it.
-func (t *text) value(v ratelimit.Value, inTx bool) {
-	t.tokens(v, inTx)
-	if shards(v.Limit) > 1 {
-		return
-	}
-	if encoded, err := json.Marshal(v); err == nil {
-		t.WriteByte(' ')
-		t.Write(encoded)
-	}
+	t.number("tokens", v.Tokens)
+	t.number("later", v.At(v.AsOf.Add(7*time.Second)))
 }
 
 // projected writes what the methods of a Value answer.
 func (t *text) projected(v ratelimit.Value, at time.Time, cost float64) {
-	if shards(v.Limit) > 1 {
-		return
-	}
 	if wait, err := v.RetryAfter(at, cost); err != nil {
 		t.failure(err)
 	} else {

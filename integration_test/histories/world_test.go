@@ -1,36 +1,48 @@
-package recorded_test
+package histories_test
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// The kinds of limits, as the coverage counts them. A sharded limit is a kind of its own.
+// draw is a source of random numbers.
+type draw struct{ *rand.Rand }
+
+// oneIn is true once in n times.
+func (d *draw) oneIn(n int) bool { return d.IntN(n) == 0 }
+
+// span returns a duration below most, in whole microseconds.
+func (d *draw) span(most time.Duration) time.Duration {
+	return time.Duration(d.Int64N(int64(most/time.Microsecond))) * time.Microsecond
+}
+
+// oneOf returns one of the values.
+func oneOf[T any](d *draw, values ...T) T { return values[d.IntN(len(values))] }
+
+// kind is a kind of limit.
+type kind int
+
 const (
-	kindTokens = iota
-	kindFixed
-	kindSliding
-	kindCalendar
-	kindSlots
-	kindShards // a fixed window: how a token bucket fills goes by which of its rows were picked at random
-	kindBorrow // a call that borrows
-	kindNone   // a call that names no limit
+	tokens kind = iota
+	fixed
+	sliding
+	calendar
+	slots
 	kinds
 )
 
-func kindNames() [kinds]string {
-	return [kinds]string{"tokens", "fixed", "sliding", "calendar", "slots", "shards", "borrow", "none"}
-}
+func drawKind(d *draw) kind { return kind(d.IntN(int(kinds))) }
 
 // century is a period in which nothing arrives during a history.
 const century = 36525 * ratelimit.Day
 
 // limit is a limit of a history, which has two definitions in the code: a deployment changes from one to the other.
 type limit struct {
-	kind     int
+	kind     kind
 	name     string
 	defined  [2]ratelimit.Limit
 	deployed int
@@ -40,16 +52,11 @@ type limit struct {
 func (l *limit) now() ratelimit.Limit { return l.defined[l.deployed] }
 
 // drawLimit draws the i-th limit of a history.
-func drawLimit(d *draw, about subject, i int) *limit {
-	l := &limit{kind: oneOf(d, about.kindsOf()...), name: fmt.Sprintf("%c", 'p'+i)}
-	first := drawPolicy(d, l.kind)
-	second := first
-	switch {
-	case l.kind == kindShards: // rows at random hold what differs by chance after another change
-	case d.oneIn(5) && about == aboutKinds:
-		second = drawPolicy(d, oneOf(d, about.kindsOf()...))
-	default:
-		second = drawPolicy(d, l.kind)
+func drawLimit(d *draw, i int) *limit {
+	l := &limit{kind: drawKind(d), name: fmt.Sprintf("%c", 'p'+i)}
+	first, second := drawPolicy(d, l.kind), drawPolicy(d, l.kind)
+	if d.oneIn(10) {
+		second = drawPolicy(d, drawKind(d))
 	}
 	l.defined = [2]ratelimit.Limit{ratelimit.Define(l.name, first), ratelimit.Define(l.name, second)}
 	l.most = l.defined[0].Capacity()
@@ -61,9 +68,9 @@ func maxReserved(d *draw) float64 {
 	return oneOf(d, 0, 0, 0, 4, 9.25, ratelimit.None, ratelimit.NoReservations)
 }
 
-func drawPolicy(d *draw, kind int) ratelimit.Policy {
-	switch kind {
-	case kindTokens:
+func drawPolicy(d *draw, of kind) ratelimit.Policy {
+	switch of {
+	case tokens:
 		p := ratelimit.TokenBucket{
 			Rate: oneOf(d, 1, 2, 0.7, 5, 10, 1.0/3), Period: oneOf(d, time.Second, 3*time.Second, 10*time.Second, time.Minute),
 			Capacity: oneOf(d, 0, 3, 5.5, 8, 20.0), MaxReserved: maxReserved(d),
@@ -72,24 +79,21 @@ func drawPolicy(d *draw, kind int) ratelimit.Policy {
 			p.Capacity, p.MaxReserved = ratelimit.None, 0
 		}
 		return p
-	case kindFixed:
+	case fixed:
 		p := ratelimit.FixedWindow{
 			Rate: oneOf(d, 3, 5, 10, 2.5), Period: oneOf(d, 2*time.Second, 5*time.Second, 10*time.Second, time.Minute), Capacity: oneOf(d, 0, 0, 4, 15.0),
 			MaxReserved: maxReserved(d),
 		}
 		if d.oneIn(2) {
-			p.Start = time.Date(2026, 1, 1, 0, 0, d.below(60), 0, time.UTC)
+			p.Start = time.Date(2026, 1, 1, 0, 0, d.IntN(60), 0, time.UTC)
 		}
 		return p
-	case kindSliding:
+	case sliding:
 		return ratelimit.SlidingWindow{Rate: oneOf(d, 3, 5, 8, 2.5), Period: oneOf(d, 6*time.Second, 12*time.Second, time.Minute), Slices: oneOf(d, 0, 3, 6, 12)}
-	case kindCalendar:
+	case calendar:
 		return drawCalendar(d)
-	case kindSlots:
+	default:
 		return ratelimit.Concurrency{Slots: oneOf(d, 1, 2, 4), Lease: oneOf(d, time.Second, 5*time.Second, 20*time.Second, time.Minute)}
-	}
-	return ratelimit.FixedWindow{
-		Rate: oneOf(d, 8, 16.0), Period: oneOf(d, 5*time.Second, 20*time.Second, ratelimit.Day), Shards: oneOf(d, 2, 4, 8), MaxReserved: oneOf(d, 0, 8.0),
 	}
 }
 
@@ -99,7 +103,7 @@ func drawCalendar(d *draw) ratelimit.Policy {
 		Resets: oneOf(d, ratelimit.Daily, ratelimit.Daily, ratelimit.Daily, ratelimit.Weekly, ratelimit.Monthly, ratelimit.Quarterly, ratelimit.Yearly),
 		Zone:   oneOf(d, "UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata"), MaxReserved: oneOf(d, 0, 0, 3, ratelimit.None, ratelimit.NoReservations),
 	}
-	weekday, day, month := time.Weekday(d.below(7)), oneOf(d, 0, 1, 15, 31), time.Month(1+d.below(12))
+	weekday, day, month := time.Weekday(d.IntN(7)), oneOf(d, 0, 1, 15, 31), time.Month(1+d.IntN(12))
 	switch p.Resets {
 	case ratelimit.Weekly:
 		p.FirstWeekday = weekday
@@ -168,26 +172,23 @@ func (p *page) make() error {
 	return err
 }
 
-// drawEra draws an era of a limit. If the limit has shards, only their number changes, and the bucket is reset: any
-// other change applies to each row, and which rows have tokens is random. Another kind needs a reset.
-func (p *page) drawEra(d *draw, about subject, from time.Time) ratelimit.Revision {
+// drawEra draws an era of a limit. Another kind needs a reset.
+func (p *page) drawEra(d *draw, from time.Time) ratelimit.Revision {
 	e := ratelimit.Revision{
 		EffectiveAt: from, Name: oneOf(d, "", "", "night"), Unit: oneOf(d, "", "mails"),
 		OnChange: oneOf(d, "", ratelimit.KeepTokens, ratelimit.ScaleTokens, ratelimit.AddTokens, ratelimit.ResetTokens),
 	}
-	if about == aboutModes {
+	if d.oneIn(3) {
 		e.Mode = oneOf(d, "", ratelimit.On, ratelimit.Shadow, ratelimit.Off)
 	}
-	switch {
-	case p.of.kind == kindShards:
-		e.Policy, e.OnChange = p.reshard(d), ratelimit.ResetTokens
-	case about == aboutModes, d.oneIn(4): // the definition in the code
-	case about == aboutKinds && d.oneIn(2):
-		e.Policy = drawPolicy(d, oneOf(d, about.kindsOf()...))
+	switch d.IntN(8) {
+	case 0, 1: // the definition in the code
+	case 2:
+		e.Policy = drawPolicy(d, drawKind(d))
 	default:
 		e.Policy = drawPolicy(d, p.of.kind)
 	}
-	if about == aboutKinds && p.under(e).Spec().Kind != p.latest().Spec().Kind {
+	if p.under(e).Spec().Kind != p.latest().Spec().Kind {
 		e.OnChange = ratelimit.ResetTokens
 	}
 	return e
@@ -209,38 +210,21 @@ func (p *page) under(e ratelimit.Revision) ratelimit.Limit {
 	return ratelimit.Define(p.of.name, e.Policy)
 }
 
-// reshard returns the latest policy of a sharded limit in another number of rows.
-func (p *page) reshard(d *draw) ratelimit.Policy {
-	times := oneOf(d, 2, 4)
-	next := func(shards int) int {
-		if shards > 4 {
-			return shards / times
-		}
-		return shards * times
-	}
-	policy, _ := p.latest().Policy().(ratelimit.FixedWindow)
-	policy.Shards = next(policy.Shards)
-	return policy
-}
-
 // drawPages draws the initial rules.
-func drawPages(d *draw, about subject, limits []*limit, keys []string, start time.Time) (pages []*page, err error) {
+func drawPages(d *draw, limits []*limit, keys []string, start time.Time) (pages []*page, err error) {
 	for _, l := range limits {
 		for range oneOf(d, 0, 1, 1, 2) {
 			p := &page{of: l, config: ratelimit.RulingConfig{Name: oneOf(d, "", "standard")}}
-			switch d.below(4) {
+			switch d.IntN(4) {
 			case 0:
 				p.plan = "pro"
 			case 1:
 				p.key = keys[0]
 			}
 			from := start
-			most, changes := about.eras()
-			for range d.below(most + 1) {
-				if from = from.Add(time.Microsecond + d.span(20*time.Second)); !changes {
-					from = time.Time{}
-				}
-				p.config.Revisions = append(p.config.Revisions, p.drawEra(d, about, from))
+			for range d.IntN(4) {
+				from = from.Add(time.Microsecond + d.span(20*time.Second))
+				p.config.Revisions = append(p.config.Revisions, p.drawEra(d, from))
 			}
 			if d.oneIn(8) {
 				p.config.PausedUntil, p.config.PauseReason = start.Add(d.span(20*time.Second)), oneOf(d, "", "upstream is down")
@@ -256,13 +240,9 @@ func drawPages(d *draw, about subject, limits []*limit, keys []string, start tim
 
 // change changes a rule: another era from now on or from later on, a pause, or the end of one. It returns a text that
 // names the change.
-func (p *page) change(d *draw, about subject, now time.Time) (text string, err error) {
+func (p *page) change(d *draw, now time.Time) (text string, err error) {
 	before := p.config
-	ways := 2
-	if _, changes := about.eras(); changes {
-		ways = 4
-	}
-	switch d.below(ways) {
+	switch d.IntN(4) {
 	case 0:
 		p.config.PausedUntil, p.config.PauseReason = now.Add(d.span(10*time.Second)), "maintenance"
 		text = "pause"
@@ -277,7 +257,7 @@ func (p *page) change(d *draw, about subject, now time.Time) (text string, err e
 		if latest := p.config.Revisions[len(p.config.Revisions)-1].EffectiveAt; !from.After(latest) {
 			from = latest.Add(time.Millisecond)
 		}
-		e := p.drawEra(d, about, from)
+		e := p.drawEra(d, from)
 		p.config.Revisions = append(slices.Clip(p.config.Revisions), e)
 		text = fmt.Sprintf("era from now%+d %s %s", from.Sub(now).Microseconds(), e.Mode, e.OnChange)
 		if e.Policy != nil {
