@@ -156,8 +156,7 @@ func readNode(r io.Reader) (*yaml.Node, error) {
 // read reads the parts of a file.
 func (d *Document) read(root *yaml.Node) error {
 	if root.Kind != yaml.MappingNode {
-		return fmt.Errorf("line %d: the file is no map with match, rules, tiers and overrides; ratelimit rules convert "+
-			"reads two other forms", root.Line)
+		return fmt.Errorf("line %d: the file is no map with match, rules, tiers and overrides", root.Line)
 	}
 	seen := make(map[string]bool)
 	for i := 0; i < len(root.Content); i += 2 {

@@ -1,11 +1,15 @@
 package rules
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
 
 // SetOf returns a Set of what a file says, as if it had always held: for simulations and tests, without a database.
-// Overrides end when they say so. Load and Run of the Set return an error that wraps ErrInvalidConfig. An error of
+// Overrides end when they say so. observer is Config.Observer, and can be nil. Load and Run of the Set return an error that wraps ErrInvalidConfig. An error of
 // SetOf wraps ErrInvalid.
-func SetOf(file Document) (*Set, error) {
+func SetOf(file Document, observer ratelimit.Observer) (*Set, error) {
 	l := &loaded{version: 1}
 	add := func(r row, err error) error {
 		r.from = minInstant
@@ -34,7 +38,7 @@ func SetOf(file Document) (*Set, error) {
 	if err := file.validate(); err != nil {
 		return nil, err
 	}
-	s := &Set{}
+	s := &Set{config: Config{Observer: observer}}
 	current := compile(l, &s.limits)
 	if current.err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, current.err)

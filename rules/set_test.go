@@ -142,7 +142,7 @@ func TestSetOf(t *testing.T) {
 			},
 			Overrides: []rules.Override{{Limit: "messages", Key: "ada", Multiplier: 10, Until: end}},
 			Tiers:     rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", Key: "{user}"}}},
-		})
+		}, nil)
 		require.NoError(t, err)
 		require.ErrorIs(t, set.Load(t.Context()), rules.ErrInvalidConfig, "there is nothing to load")
 		require.ErrorIs(t, set.Run(t.Context()), rules.ErrInvalidConfig)
@@ -174,7 +174,7 @@ func TestSetOf(t *testing.T) {
 				Tiers: rules.TierSet{Tiers: []rules.Tier{{Limit: "messages", FixedCost: 2}}},
 			},
 		} {
-			_, err := rules.SetOf(file)
+			_, err := rules.SetOf(file, nil)
 			require.ErrorIs(t, err, rules.ErrInvalid, name)
 		}
 	})
@@ -300,7 +300,7 @@ func TestAPlanWithoutARuleIsLogged(t *testing.T) {
 	before := slog.Default()
 	slog.SetDefault(slog.New(slog.NewTextHandler(&text, nil)))
 	t.Cleanup(func() { slog.SetDefault(before) })
-	set, err := rules.SetOf(rules.Document{Rules: []rules.Rule{perMinute("messages", "pro", 50)}})
+	set, err := rules.SetOf(rules.Document{Rules: []rules.Rule{perMinute("messages", "pro", 50)}}, nil)
 	require.NoError(t, err)
 	for range 2 {
 		for _, plan := range []string{"pro", "", "por"} {

@@ -116,7 +116,7 @@ func TestRecipesOfKinds(t *testing.T) {
 		quota := func(n float64) ratelimit.Policy { return ratelimit.CalendarWindow{Rate: n, Resets: ratelimit.Monthly} }
 		set, err := rules.SetOf(rules.Document{Rules: []rules.Rule{
 			{Limit: "quota", Plan: "free", Policy: quota(1000)}, {Limit: "quota", Plan: "pro", Policy: quota(10_000)},
-		}})
+		}}, nil)
 		require.NoError(t, err)
 		limiter := f.With(t, ratelimit.Config{Policies: set, AsOf: func() time.Time { return at }})
 		left := func(customer, plan string) float64 {

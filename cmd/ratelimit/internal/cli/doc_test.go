@@ -332,7 +332,7 @@ tiers:
 overrides:
   - {limit: sends, key: bob, multiplier: 2}
 `)
-	simulated, access := file(t, "simulated.yaml", "rules: [{limit: perAddress, rate: 2, period: minute}]"), file(t, "access.log", accessLog)
+	simulated, requests := file(t, "simulated.yaml", "rules: [{limit: perUser, rate: 1, period: minute}]"), file(t, "requests.csv", "time,user\n2026-11-22T08:00:00Z,ada\n2026-11-22T08:00:01Z,ada\n")
 	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Slots: 3, Lease: time.Hour})
 	f.put(t, sends, rules.Rule{Limit: "jobs", Policy: ratelimit.Concurrency{Slots: 3, Lease: time.Hour}})
 	f.refuse(t, "sends", "POST /chat", "ada", 9, 5*time.Minute)
@@ -342,7 +342,7 @@ overrides:
 	reservation := f.reserve(t, "later", "ada", 30)
 	leases := read[[]struct{ Fence int64 }](t, f, 0, "leases", "list", "jobs", "acme")
 	require.Len(t, leases, 1)
-	names := strings.NewReplacer("FILE", stated, "SIMULATED", simulated, "LOG", access, "RESERVATION", reservation, "FENCE", fmt.Sprint(leases[0].Fence))
+	names := strings.NewReplacer("FILE", stated, "SIMULATED", simulated, "REQUESTS", requests, "RESERVATION", reservation, "FENCE", fmt.Sprint(leases[0].Fence))
 
 	var text strings.Builder
 	for _, command := range []string{
@@ -351,7 +351,7 @@ overrides:
 		"pause sends eve --for 1h", "get sends eve", "take sends eve", "key eve", "resume sends eve",
 		"top --by refusals", "top --by owed", "top --by reservations", "get later ada",
 		"reservations list", "reservations cancel RESERVATION --yes", "leases list jobs acme", "get jobs acme", "leases release jobs acme --fence FENCE --yes",
-		"prune sends --yes", "simulate -f SIMULATED --by address LOG", "get later nobody", "get nothing ada",
+		"prune sends --yes", "simulate -f SIMULATED --by user REQUESTS", "get later nobody", "get nothing ada",
 		"rules diff -f FILE", "rules apply -f FILE --yes", "override set sends eve --multiplier 3 --yes", "rules history", "doctor", "migrate down --yes",
 	} {
 		args := split(names.Replace(command))

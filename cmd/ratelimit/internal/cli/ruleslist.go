@@ -20,7 +20,7 @@ func (a *app) rulesCommands() *cobra.Command {
 the difference, and apply it. go doc rules.Document lists the fields of the file.`,
 	}
 	cmd.AddCommand(a.rulesList(), a.rulesGet(), a.rulesValidate(), a.rulesDiff(), a.rulesApply(), a.rulesDelete(),
-		a.rulesHistory(), a.rulesRevert(), a.rulesConvert())
+		a.rulesHistory(), a.rulesRevert())
 	asGroup(cmd)
 	return cmd
 }

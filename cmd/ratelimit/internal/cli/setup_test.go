@@ -320,9 +320,3 @@ tiers:
 overrides:
   - {limit: search, key: ada, multiplier: 10}
 `
-
-const accessLog = `10.0.0.1 - ada [22/Nov/2026:08:00:00 +0000] "GET /search?q=1 HTTP/1.1" 200 12 "-" "curl"
-10.0.0.1 - ada [22/Nov/2026:08:00:00 +0000] "GET /search?q=2 HTTP/1.1" 200 12 "-" "curl"
-10.0.0.2 - - [22/Nov/2026:08:00:01 +0000] "GET /search?q=2 HTTP/1.1" 200 12 "-" "curl"
-10.0.0.1 - ada [22/Nov/2026:08:00:02 +0000] "GET /search?q=3 HTTP/1.1" 200 12 "-" "curl"
-`

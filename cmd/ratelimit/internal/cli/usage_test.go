@@ -61,7 +61,6 @@ func TestUsage(t *testing.T) {
 		{"rules list --database-url=", "--database-url is empty"},
 		{"take sends ada --policy '1 per week' --hash-key-file=", "--hash-key-file is empty"},
 		{"pause sends ada --for 1h --reason x --author=", "--author is empty"},
-		{"simulate --refusals=", "--refusals is empty"},
 		// The server does not start where others could call it without a token.
 		{"serve --http 0.0.0.0:8080 --database-url postgres://127.0.0.1:1/x", "other machines can reach it; add --token-file"},
 		{"serve --grpc :8081 --database-url postgres://127.0.0.1:1/x", "other machines can reach it"},

@@ -1,125 +1,160 @@
 package simulate
 
-import "time"
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
 
-// maxProblems is the number of problems of a kind in a report.
+	"github.com/pgratelimit/pgratelimit/ratelimit"
+)
+
+// maxProblems is the number of problems in a report.
 const maxProblems = 5
-
-// Refusal is a limit that refused a line.
-type Refusal struct {
-	// Time is the instant of the line.
-	Time time.Time `json:"time"`
-	// Limit and Key are the bucket. The key is as stored, and empty for the bucket that everybody shares.
-	Limit string `json:"limit"`
-	Key   string `json:"key"`
-	// Rule is the name of the rule that decided.
-	Rule string `json:"rule"`
-	// Cost is the cost of the line.
-	Cost float64 `json:"cost"`
-	// RetryAfterUs is the time after which the limit would allow the line, in microseconds.
-	RetryAfterUs int64 `json:"retry_after_us"`
-	// Shadow reports whether the limit is in shadow, so that the request is not refused.
-	Shadow bool `json:"shadow"`
-	// Source and Line are the place of the line, from 1 on.
-	Source string `json:"source"`
-	Line   int64  `json:"line"`
-}
 
 // Report has the results of a replay.
 //
-//	Lines    = Unparsed.Count + Failed.Count + Unlimited + Decided
-//	Decided  = Admitted + Refused
+//	Rows = Failed.Count + Unlimited + Admitted + Refused
 type Report struct {
-	// From and To are the earliest and the latest instant of a line.
+	// From and To are the times of the first and the last row.
 	From time.Time `json:"from"`
 	To   time.Time `json:"to"`
-	// Lines is the number of lines, without empty lines.
-	Lines int64 `json:"lines"`
-	// Decided is the number of lines with a decision: Admitted or Refused.
-	Decided  int64 `json:"decided"`
+	// Rows is the number of requests.
+	Rows     int64 `json:"rows"`
 	Admitted int64 `json:"admitted"`
 	Refused  int64 `json:"refused"`
-	// Unlimited is the number of lines that no tier fits, so that no limit applies.
+	// Unlimited is the number of requests that no tier fits, so that no limit applies.
 	Unlimited int64 `json:"unlimited"`
 	// Buckets is the number of buckets with taken tokens.
 	Buckets int `json:"buckets"`
-	// WithoutPlan is the number of decided lines without a plan, and UnknownPlan of those with a plan that no rule has,
-	// if the rules have plans.
-	WithoutPlan int64 `json:"without_plan"`
-	UnknownPlan int64 `json:"unknown_plan"`
-	// OutOfOrder is the number of lines that are earlier than a line above them in their source, and StepBackUs the
-	// largest such step in microseconds. The lines were decided in the order of time.
-	OutOfOrder int64 `json:"out_of_order"`
-	StepBackUs int64 `json:"step_back_us"`
+	// UnknownPlans are the plans of requests that no rule is for, although rules are for plans. An empty one is none.
+	UnknownPlans []string `json:"unknown_plans"`
 	// Limits are the limits that decided, sorted by name.
 	Limits []LimitReport `json:"limits"`
 	// Keys are the keys with the most refusals, in descending order.
 	Keys []KeyReport `json:"keys"`
-	// Unparsed are lines that could not be read. Failed are lines without a decision: they lack an attribute, or cost
-	// more than the limit can ever give.
-	Unparsed Problems `json:"unparsed"`
-	Failed   Problems `json:"failed"`
+	// Failed are requests without a decision: they lack an attribute, or cost more than the limit can ever give.
+	Failed Problems `json:"failed"`
+}
+
+// Refusals counts refusals.
+type Refusals struct {
+	// Refused is the number of refusals. Shadow of them refused no request, because the limit was in shadow.
+	Refused int64 `json:"refused"`
+	Shadow  int64 `json:"shadow"`
+	// First and Last are the times of the first and the last refusal, and zero without one.
+	First time.Time `json:"first_refusal,omitzero"`
+	Last  time.Time `json:"last_refusal,omitzero"`
+}
+
+func (r *Refusals) add(at time.Time, isShadow bool) {
+	if r.Refused++; r.Refused == 1 {
+		r.First = at
+	}
+	if isShadow {
+		r.Shadow++
+	}
+	r.Last = at
 }
 
 // LimitReport has the decisions of a limit.
-//
-//	Asked = Admitted + Refused
 type LimitReport struct {
 	// Limit is the limit's name.
 	Limit string `json:"limit"`
-	// Asked is the number of lines that the limit decided. It had enough tokens for the Admitted lines. If another
-	// limit refused one of these, nothing was taken.
-	Asked    int64 `json:"asked"`
-	Admitted int64 `json:"admitted"`
-	Refused  int64 `json:"refused"`
-	// Shadow is the number of Refused lines that were admitted, because the limit was in shadow.
-	Shadow int64 `json:"shadow"`
-	// Share is Refused of Asked, from 0 to 1.
-	Share float64 `json:"share"`
-	// FirstRefusal and LastRefusal are the earliest and the latest refusal, and the zero time without refusals.
-	FirstRefusal time.Time `json:"first_refusal,omitzero"`
-	LastRefusal  time.Time `json:"last_refusal,omitzero"`
-	// Peak is the second with the most lines.
-	Peak Peak `json:"peak"`
+	// Asked is the number of requests that the limit decided.
+	Asked int64 `json:"asked"`
+	Refusals
 }
 
-// Peak is a second of the log.
-type Peak struct {
-	At      time.Time `json:"at,omitzero"`
-	Asked   int64     `json:"asked"`
-	Refused int64     `json:"refused"`
+// Bucket is a limit and a key, as stored: empty for the bucket that everybody shares.
+type Bucket struct {
+	Limit string `json:"limit"`
+	Key   string `json:"key"`
 }
 
 // KeyReport is a refused key.
 type KeyReport struct {
-	// Limit and Key are the bucket, as in Refusal.
-	Limit string `json:"limit"`
-	Key   string `json:"key"`
-	// Refused is the number of refusals, from FirstRefusal to LastRefusal. Shadow of them refused no request.
-	Refused      int64     `json:"refused"`
-	Shadow       int64     `json:"shadow"`
-	FirstRefusal time.Time `json:"first_refusal"`
-	LastRefusal  time.Time `json:"last_refusal"`
+	Bucket
+	Refusals
 }
 
-// Problems are lines with an error: their number, and the first 5 of them.
+// Problems are requests with an error: their number, and the first 5 of them.
 type Problems struct {
 	Count int64     `json:"count"`
 	First []Problem `json:"first"`
 }
 
-// Problem is the error of a line. It contains no text of the line.
+// Problem is the error of a request. It contains no text of the row.
 type Problem struct {
-	// Source and Line are the place of the line, from 1 on.
-	Source string `json:"source"`
-	Line   int64  `json:"line"`
+	// Line is where the row begins.
+	Line int `json:"line"`
 	// Reason is the error.
 	Reason string `json:"reason"`
 }
 
-func (p *Problems) add(source string, line int64, err error) {
+func (p *Problems) add(line int, err error) {
 	p.Count++
 	if len(p.First) < maxProblems {
-		p.First = append(p.First, Problem{source, line, err.Error()})
+		p.First = append(p.First, Problem{line, err.Error()})
 	}
+}
+
+// count counts a decision. A limit that is off does not count.
+func (r *replay) count(at time.Time, d *ratelimit.Decision) {
+	for i := range d.States {
+		s := &d.States[i]
+		name := s.Limit.Name()
+		of := r.counts[name]
+		if of == nil {
+			of = &LimitReport{Limit: name}
+			r.counts[name] = of
+		}
+		if s.NotAsked && s.Allowed {
+			continue
+		}
+		of.Asked++
+		if !s.Allowed {
+			of.add(at, s.Mode == ratelimit.Shadow)
+		}
+	}
+	for _, refusal := range r.refused {
+		bucket := Bucket{refusal.Limit, refusal.Key}
+		of := r.keys[bucket]
+		if of == nil {
+			bucket.Key = strings.Clone(bucket.Key) // a part of its row
+			of = &KeyReport{Bucket: bucket}
+			r.keys[bucket] = of
+		}
+		of.add(at, refusal.Shadow)
+	}
+}
+
+// end returns the report, or an error if no request was decided.
+func (r *replay) end(top int) (*Report, error) {
+	p := &r.report
+	switch {
+	case p.Admitted+p.Refused > 0 || p.Rows == 0:
+	case p.Failed.Count > 0:
+		first := p.Failed.First[0]
+		return nil, fmt.Errorf("%w: no request could be decided; line %d: %s", ErrInvalidRows, first.Line, first.Reason)
+	default:
+		return nil, fmt.Errorf("%w: no tier fits any of %d requests by its key, when and route; add the columns that the "+
+			"tiers name, or say by which column", ErrInvalidRows, p.Unlimited)
+	}
+	p.Buckets, p.Limits = r.simulation.Buckets(), []LimitReport{}
+	p.Failed.First, p.UnknownPlans = append([]Problem{}, p.Failed.First...), append([]string{}, p.UnknownPlans...)
+	for _, name := range slices.Sorted(maps.Keys(r.counts)) {
+		p.Limits = append(p.Limits, *r.counts[name])
+	}
+	keys := slices.SortedFunc(maps.Values(r.keys), func(k, o *KeyReport) int {
+		return cmp.Or(cmp.Compare(o.Refused, k.Refused), k.First.Compare(o.First), cmp.Compare(k.Limit, o.Limit),
+			cmp.Compare(k.Key, o.Key))
+	})
+	p.Keys = []KeyReport{}
+	for _, k := range keys[:min(top, len(keys))] {
+		p.Keys = append(p.Keys, *k)
+	}
+	return p, nil
 }

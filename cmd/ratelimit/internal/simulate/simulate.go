@@ -1,153 +1,217 @@
-// Package simulate replays access logs against rules: who would have been refused, by which limit, and when. It needs
-// no database. It decides each line as a Take of package ratelimit at the instant of the line, on buckets in memory
+// Package simulate replays past requests against rules: which would have been refused, by which limit, and when. It
+// needs no database. It decides each request as a Take of package ratelimit at the request's time, on buckets in memory
 // that are full at first.
 //
-// # Memory and time
-//
-// It reads logs as a stream. Its memory grows with the number of distinct keys: 70 to 100 bytes for a bucket whose key
-// has ten bytes, and more for refused keys. In a second, a core replays about 300,000 lines of the combined format for
-// one limit, 200,000 for three limits, and 120,000 lines of JSON; measure it with BenchmarkMillionLines.
-//
-// A line is a JSON object, or in the Common Log Format of Apache, nginx and others, with or without the referer and the
-// user agent; any text may follow them.
-//
-// # Order
-//
-// Lines are decided in the order of their times. Run merges the sources, for example rotated files or the logs of
-// several servers, and their order does not matter. Lines of one source may be late by up to Config.Window, because a
-// server writes a line when a request ends and may stamp it with its begin. Run holds the lines of a window in memory,
-// at most 256 MiB of them. A line that is earlier than a decided line ends the replay with ErrOutOfOrder, because no
-// result would be right.
-//
-// # Limits of the method
-//
-// A log contains the requests that arrived. A refused client might have returned later, or not at all.
+// A refused client might have returned later, or not at all, which a replay can't know.
 package simulate
 
 import (
-	"cmp"
 	"context"
+	"encoding/csv"
 	"errors"
 	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/address"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
+// Errors of Run, which say what to change.
 var (
-	// ErrInvalidConfig is returned by Run, before it reads a log, for an invalid field of Config and for rules that
-	// cannot decide on log lines. The message says what to change.
+	// ErrInvalidConfig is returned for rules that cannot decide, before any request is decided.
 	ErrInvalidConfig = errors.New("simulate: invalid configuration")
-
-	// ErrUnreadable is returned by Run if no line of a source could be read. The message has the first reason.
-	ErrUnreadable = errors.New("simulate: no line could be read")
-
-	// ErrOutOfOrder is returned by Run if a line is later in its source than Config.Window allows.
-	ErrOutOfOrder = errors.New("simulate: the log is not in the order of time")
-
-	// ErrUnasked is returned by Run if no line got a decision, although lines could be read. The message has the first
-	// reason, or says that no tier fits.
-	ErrUnasked = errors.New("simulate: no line could be asked")
+	// ErrInvalidRows is returned for requests that cannot be read or are not in the order of time.
+	ErrInvalidRows = errors.New("simulate: invalid rows")
 )
 
 // Config holds the settings of Run. Only Rules is required.
 type Config struct {
-	// Rules is the rules file. The rules are in effect for the whole log; overrides end at their Until.
+	// Rules is the rules file. The rules are in effect for all requests; overrides end at their Until.
 	Rules rules.Document
-	// Window is how much a line may be earlier than a line above it in its source. Defaults to a minute.
-	Window time.Duration
-	// Fields are the names of JSON fields by attribute: time, address, user, tenant, plan, method, path, route, or
-	// another attribute that a tier names. A dot selects a field of an object: request.remote_ip. Defaults to the names
-	// that DefaultFields returns, and for other attributes to their own names.
-	Fields map[string]string
-	// Routes are patterns of net/http.ServeMux, such as "GET /search/{id}". The route of a request is the pattern that
-	// matches it, or otherwise its method and path. Defaults to the routes of the tiers.
-	Routes []string
-	// By replaces the tiers: each line costs 1, and the key is this attribute, such as "address", or a pattern such as
-	// "{tenant}/{user}". It is required if the rules have no tiers.
+	// By replaces the tiers: the key is this column, such as "user", or a pattern such as "{tenant}/{user}", and the
+	// cost is the column cost, or 1. It is required if the rules have no tiers.
 	By string
 	// Limit is the limit of By. Defaults to the only limit of the rules.
 	Limit string
-	// Plan is the plan of lines without a plan. Defaults to none.
-	Plan string
 	// HashKey is the HashKey of ratelimit.Config, for overrides of hashed keys. The report then has hashed keys, too.
 	// Defaults to none.
 	HashKey []byte
-	// IPv4Bits and IPv6Bits are the bits of an address that count, as in httplimit.Bits. Defaults to 32 and 64.
-	IPv4Bits, IPv6Bits int
 	// Top is the number of keys in the report. Defaults to none.
 	Top int
-	// Refused receives each refusal, in the order of the lines. If it returns an error, the replay ends. Defaults to
-	// nil.
-	Refused func(Refusal) error
 }
 
-// Run replays the sources as one log, in the order of time. It counts invalid lines in the Report and skips them. The
-// error wraps ErrInvalidConfig, ErrOutOfOrder, ErrUnreadable or ErrUnasked, or it is the error of a source, of
-// Config.Refused or of ctx. With an error Run also returns the Report up to then, except with ErrInvalidConfig.
-func Run(ctx context.Context, config Config, sources ...Source) (*Report, error) {
-	config = config.withDefaults()
-	if err := config.validate(sources); err != nil {
+// Run replays requests from CSV: a head with the columns' names, and a row for each request. The column time is
+// required: RFC 3339, or as psql prints it, and UTC if it has no zone. The others are the attributes of the tiers, such
+// as user, plan and address. Rows are in the order of time. Memory grows with the number of keys, not with that of rows.
+// A request that cannot be decided is counted in the Report; with an error there is none.
+func Run(ctx context.Context, config Config, in io.Reader) (*Report, error) {
+	r, err := newReplay(&config)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)
+	}
+	if err := r.read(ctx, in); err != nil {
 		return nil, err
 	}
-	r, err := newReplay(&config)
+	return r.end(config.Top)
+}
+
+// replay is one replay.
+type replay struct {
+	site       *rules.Site
+	simulation *ratelimit.Simulation
+	refused    []ratelimit.Refusal // of the current row
+	counts     map[string]*LimitReport
+	keys       map[Bucket]*KeyReport
+	report     Report
+}
+
+func newReplay(config *Config) (*replay, error) {
+	file := config.Rules
+	if config.By != "" {
+		tier, err := config.tier()
+		if err != nil {
+			return nil, err
+		}
+		file.Tiers = rules.TierSet{Tiers: []rules.Tier{tier}}
+	}
+	if len(file.Tiers.Tiers) == 0 {
+		return nil, errors.New("the rules have no tiers, which say whose buckets are asked; add some, or say by which " +
+			"column, such as user")
+	}
+	r := &replay{counts: make(map[string]*LimitReport), keys: make(map[Bucket]*KeyReport)}
+	set, err := rules.SetOf(file, r)
 	if err != nil {
 		return nil, err
 	}
-	if err := r.replay(ctx, sources); err != nil {
-		if errors.Is(err, ErrInvalidConfig) {
-			return nil, err
+	if r.site, err = rules.NewSite(set, rules.SiteConfig{Attributes: file.Attributes()}); err != nil {
+		return nil, err
+	}
+	r.simulation, err = ratelimit.NewSimulation(ratelimit.Config{
+		Policies: set, HashKey: config.HashKey,
+		Refused: func(_ context.Context, refusal ratelimit.Refusal) { r.refused = append(r.refused, refusal) },
+	})
+	return r, err
+}
+
+// Observe remembers plans that no rule is for.
+func (r *replay) Observe(_ context.Context, event ratelimit.Event) {
+	if found, is := event.(ratelimit.PlanWithoutRule); is {
+		r.report.UnknownPlans = append(r.report.UnknownPlans, strings.Clone(found.Plan))
+	}
+}
+
+// costColumn is the source of the cost of By.
+const costColumn = "header:cost"
+
+// tier returns the tier of By.
+func (c *Config) tier() (rules.Tier, error) {
+	limit := c.Limit
+	if limit == "" {
+		limits := make(map[string]bool)
+		for i := range c.Rules.Rules {
+			limits[c.Rules.Rules[i].Limit] = true
 		}
-		return r.end(), err
+		names := slices.Sorted(maps.Keys(limits))
+		if len(names) != 1 {
+			return rules.Tier{}, fmt.Errorf("name the limit to ask by %.80q, because the rules have %d: %s", c.By, len(names),
+				strings.Join(names[:min(len(names), 10)], ", "))
+		}
+		limit = names[0]
 	}
-	report := r.end()
-	return report, r.none()
+	key := c.By
+	if !strings.Contains(key, "{") {
+		key = "{" + key + "}"
+	}
+	return rules.Tier{Limit: limit, Key: key, CostSource: costColumn}, nil
 }
 
-// none returns an error if a source has lines and all of them are invalid, or if no line was decided.
-func (r *replay) none() error {
-	for _, s := range r.merge.all {
-		if s.invalid.Count > 0 && s.latest.IsZero() {
-			first := s.invalid.First[0]
-			return fmt.Errorf("%w: line %d of %s: %s; say the names of the JSON fields, or write the log as JSON, a line "+
-				"each",
-				ErrUnreadable, first.Line, first.Source, first.Reason)
+// read decides all rows.
+func (r *replay) read(ctx context.Context, in io.Reader) error {
+	rows := csv.NewReader(in)
+	head, err := rows.Read()
+	if err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("%w: %w", ErrInvalidRows, err)
+	}
+	if !slices.Contains(head, "time") {
+		return fmt.Errorf("%w: the first line is no list of columns with one called time, such as time,user,plan",
+			ErrInvalidRows)
+	}
+	for {
+		cells, err := rows.Read()
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case ctx.Err() != nil:
+			return fmt.Errorf("simulate: %w", ctx.Err())
+		case err != nil:
+			return fmt.Errorf("%w: %w", ErrInvalidRows, err)
+		}
+		row := make(map[string]string, len(head))
+		for i, name := range head {
+			row[name] = cells[i]
+		}
+		line, _ := rows.FieldPos(0)
+		at, err := timeOf(row["time"])
+		if err == nil && at.Before(r.report.To) {
+			err = fmt.Errorf("its time %s is before that of the row above; sort the rows by time, as ORDER BY does",
+				row["time"])
+		}
+		if err != nil {
+			return fmt.Errorf("%w: line %d: %w", ErrInvalidRows, line, err)
+		}
+		r.decide(ctx, line, at, row)
+	}
+}
+
+// timeOf reads a time as RFC 3339 or psql write it.
+func timeOf(text string) (time.Time, error) {
+	for _, layout := range []string{
+		time.RFC3339, "2006-01-02 15:04:05Z07", "2006-01-02 15:04:05Z07:00", "2006-01-02 15:04:05", "2006-01-02T15:04:05",
+	} {
+		if at, err := time.Parse(layout, text); err == nil {
+			return at, nil
 		}
 	}
-	if p := &r.report; p.Failed.Count > 0 && p.Unparsed.Count+p.Failed.Count == p.Lines {
-		first := p.Failed.First[0]
-		return fmt.Errorf("%w: line %d of %s: %s; say the names of the JSON fields, or ask for what the lines have",
-			ErrUnasked, first.Line, first.Source, first.Reason)
-	}
-	if p := &r.report; p.Unlimited > 0 && p.Decided == 0 {
-		return fmt.Errorf("%w: no tier fits any of %d lines by its key, when and route; say the names of the JSON fields, "+
-			"or ask by what the lines have, such as address",
-			ErrUnasked, p.Unlimited)
-	}
-	return nil
+	return time.Time{}, fmt.Errorf("its time is %.40q; write it as 2026-12-31T18:00:00Z", text)
 }
 
-func (c Config) withDefaults() Config {
-	c.Window = cmp.Or(c.Window, time.Minute)
-	c.IPv4Bits = cmp.Or(c.IPv4Bits, address.IPv4Bits)
-	c.IPv6Bits = cmp.Or(c.IPv6Bits, address.IPv6Bits)
-	return c
-}
-
-func (c *Config) validate(sources []Source) error {
-	switch {
-	case c.IPv4Bits < 1 || c.IPv4Bits > 32:
-		return fmt.Errorf("%w: %d bits of an IPv4 address are to count; use 1 to 32", ErrInvalidConfig, c.IPv4Bits)
-	case c.IPv6Bits < 1 || c.IPv6Bits > 64:
-		return fmt.Errorf("%w: %d bits of an IPv6 address are to count; use 1 to 64; with more, one host has many buckets",
-			ErrInvalidConfig, c.IPv6Bits)
-	case c.Limit != "" && c.By == "":
-		return fmt.Errorf("%w: the limit %.80q is named, and not by what it is asked; say by address, or by another attribute", ErrInvalidConfig, c.Limit)
-	case c.Window < 0:
-		return fmt.Errorf("%w: the window is %s; use 1s or more", ErrInvalidConfig, c.Window)
-	case len(sources) == 0:
-		return fmt.Errorf("%w: there is no log; pass a file, or what Reader returns", ErrInvalidConfig)
+// decide decides on a row.
+func (r *replay) decide(ctx context.Context, line int, at time.Time, row map[string]string) {
+	p := &r.report
+	if p.Rows++; p.Rows == 1 {
+		p.From = at
 	}
-	return nil
+	p.To = at
+	stated := func(source string) []string {
+		if source == costColumn && row[source] == "" {
+			source = "cost"
+		}
+		return []string{row[source]}
+	}
+	requests, err := r.site.Requests(rules.Attributes{
+		User: row["user"], Tenant: row["tenant"], Plan: row["plan"], Address: row["address"], Route: row["route"], More: row,
+	}, stated)
+	if errors.Is(err, rules.ErrNoTier) {
+		p.Unlimited++
+		return
+	}
+	var d ratelimit.Decision
+	if err == nil {
+		r.refused = r.refused[:0]
+		d, err = r.simulation.At(at).Take(context.WithoutCancel(ctx), requests...)
+	}
+	if err != nil {
+		p.Failed.add(line, err)
+		return
+	}
+	if d.Allowed {
+		p.Admitted++
+	} else {
+		p.Refused++
+	}
+	r.count(at, &d)
 }
