@@ -195,15 +195,15 @@ func (p *Page) SetNow(calls ...[]Ask) {
 }
 
 // advance moves Now to the begin of the latest Span that a row has seen, if that is less than a minute ahead. The
-// statement may have waited for a call that was decided in that Span.
+// statement may have waited for a call that was decided in that Span. Seen from there, other rows may be, too.
 func (p *Page) advance() {
-	for i := range p.Rows {
+	for i := 0; i < len(p.Rows); i++ {
 		t, s := &p.Rows[i].Terms, p.states[i]
 		if !t.HasSpan() || p.marks[i].absent || s.TS <= p.Now || t.FromFuture(s, p.Now) {
 			continue
 		}
-		if since, _ := t.At(s.TS).Span(); since-p.Now <= ClockTolerance.Microseconds() {
-			p.Now = max(p.Now, since)
+		if since, _ := t.At(s.TS).Span(); since > p.Now && since-p.Now <= ClockTolerance.Microseconds() {
+			p.Now, i = since, -1
 		}
 	}
 }
