@@ -1,9 +1,8 @@
-// Command bench measures the limiter and other contenders on servers that it starts, and reports which bars it
-// reached. The speed does not change the exit status. The status is not 0 if a scenario could not be measured,
-// or if the tokens taken from a limit differ from the admitted calls.
+// Command bench measures the limiter and other contenders on servers that it starts. The speed does not change the exit
+// status. The status is not 0 if a scenario could not be measured, or if the tokens taken from a limit differ from the
+// admitted calls.
 //
-//	go run . [-quick] [-run regexp] [-contenders regexp] [-rounds n] [-seconds s] [-json file] [-svg directory]
-//	go run . -draw file -svg directory
+//	go run . [-quick] [-run regexp] [-contenders regexp] [-rounds n] [-seconds s] [-svg directory]
 //
 // A build with -tags rueidis has another contender.
 package main
@@ -28,8 +27,7 @@ type options struct {
 	contenders *regexp.Regexp
 	rounds     int
 	round      time.Duration
-	json, svg  string // where to write
-	draw       string // a file to draw, without measuring
+	svg        string // where to draw
 }
 
 // The defaults of a full run, and of a quick run of less than a minute.
@@ -48,11 +46,7 @@ func main() {
 		os.Exit(2)
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	if o.draw != "" {
-		err = draw(o)
-	} else {
-		err = run(ctx, os.Stdout, o)
-	}
+	err = run(ctx, os.Stdout, o)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
@@ -69,9 +63,7 @@ func parse(args []string) (o options, err error) {
 		"first of each scenario")
 	flags.IntVar(&o.rounds, "rounds", 0, "rounds of each scenario (default 5)")
 	seconds := flags.Float64("seconds", 0, "how long each contender's turn in a round is (default 2)")
-	flags.StringVar(&o.json, "json", "", "write the figures to this `file` too")
 	flags.StringVar(&o.svg, "svg", "", "draw the curves that were measured into this `directory`")
-	flags.StringVar(&o.draw, "draw", "", "measure nothing, and draw the curves of this `file`, which -json wrote")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}

@@ -27,19 +27,22 @@ func run(ctx context.Context, w io.Writer, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	described := report.Run{
-		Postgres: on.Postgres.Version, Settings: on.Postgres.Settings(), Rounds: o.rounds, Round: o.round, Quick: o.quick,
-		Redis: server.ErrNoRedis.Error(),
-	}
-	if redis := on.Redis[server.Nothing]; redis != nil {
-		described.Redis = fmt.Sprintf("%s with its defaults and %q", redis.Version, server.Durabilities())
-	}
-	if described.Machine, err = server.Describe(ctx, on.Postgres.Directory); err != nil {
+	machine, err := server.Describe(ctx, on.Postgres.Directory)
+	if err != nil {
 		return err
 	}
-	report.Header(w, described)
-	described.Results, err = measure(ctx, w, scenarios, on, o)
-	return errors.Join(err, keep(report.Of(described), o))
+	redis := ""
+	if plain := on.Redis[server.Nothing]; plain != nil {
+		redis = fmt.Sprintf("%s with its defaults and %q", plain.Version, server.Durabilities())
+	}
+	report.Header(w, machine, on.Postgres, redis)
+	fmt.Fprintf(w, "%d rounds of %v for each contender, in turns; figures are medians of the rounds, with the middle "+
+		"half of them in brackets\n", o.rounds, o.round)
+	if o.quick {
+		fmt.Fprintln(w, "quick: the rounds are too short for figures to quote")
+	}
+	results, err := measure(ctx, w, scenarios, on, o)
+	return errors.Join(err, draw(results, o.svg))
 }
 
 // start starts the servers. closeAll ends the servers that run; call it also after an error.
@@ -106,37 +109,24 @@ func measure(ctx context.Context, w io.Writer, scenarios []scenario.Scenario, on
 	return results, failed
 }
 
-// draw draws the curves of a file.
-func draw(o options) error {
-	file, err := os.Open(o.draw)
-	if err != nil {
-		return err
+// draw draws the curves among the results into a directory; none if it is empty.
+func draw(results []scenario.Result, directory string) error {
+	curves := map[string][]scenario.Result{}
+	for _, r := range results {
+		if r.Curve != "" {
+			curves[r.Curve] = append(curves[r.Curve], r)
+		}
 	}
-	document, err := report.ReadJSON(file)
-	if err := errors.Join(err, file.Close()); err != nil {
-		return err
+	if directory == "" {
+		return nil
 	}
-	return keep(document, o)
-}
-
-// keep writes the drawings and the figures to files.
-func keep(d report.Document, o options) (err error) {
-	if o.svg != "" {
-		for _, curve := range d.Curves {
-			for suffix, figure := range map[string]plot.Figure{"": plot.Throughput(), "-cpu": plot.Processor()} {
-				name := "curve-" + strings.ReplaceAll(curve.Name, " ", "-") + suffix + ".svg"
-				if err := os.WriteFile(filepath.Join(o.svg, name), plot.SVG(curve, figure), 0o644); err != nil {
-					return err
-				}
+	for name, points := range curves {
+		for suffix, figure := range map[string]scenario.Figure{"": scenario.Throughput, "-cpu": scenario.Processor} {
+			file := "curve-" + strings.ReplaceAll(name, " ", "-") + suffix + ".svg"
+			if err := os.WriteFile(filepath.Join(directory, file), plot.SVG(points, figure), 0o644); err != nil {
+				return err
 			}
 		}
 	}
-	if o.json == "" {
-		return nil
-	}
-	file, err := os.Create(o.json)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.JSON(file), file.Close())
+	return nil
 }

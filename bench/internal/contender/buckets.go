@@ -53,18 +53,6 @@ func policyFor(n int) ratelimit.TokenBucket {
 	return ratelimit.TokenBucket{Rate: 1, Period: time.Hour, Capacity: roomyCapacity}
 }
 
-// fill inserts the rows of the limit called name, each with tokens of a capacity.
-func fill(ctx context.Context, b Bench, name string, n int, tokens, capacity float64) error {
-	const insert = `
-		INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity)
-		SELECT $1, 'k' || lpad(i::text, $2, '0'), 0, $3, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint, $5::float8
-		FROM generate_series(0, $4 - 1) AS i`
-	if _, err := b.Database.Admin().Exec(ctx, insert, name, keyBytes-1, tokens, n, capacity); err != nil {
-		return fmt.Errorf("make %d buckets: %w", n, err)
-	}
-	return nil
-}
-
 // buckets are the buckets of a limit. They begin full.
 type buckets struct {
 	bench  Bench
@@ -73,15 +61,26 @@ type buckets struct {
 	opened time.Time
 }
 
-// fullBuckets makes n buckets of the limit called name.
-func fullBuckets(ctx context.Context, b Bench, name string, n int) (buckets, error) {
-	return newBuckets(b, name, n), fill(ctx, b, name, n, policyFor(n).Capacity, policyFor(n).Capacity)
-}
-
 // newBuckets returns buckets whose rows the caller inserts.
 func newBuckets(b Bench, name string, n int) buckets {
 	return buckets{b, ratelimit.Define(name, policyFor(n)), makeKeys(n), time.Now()}
 }
+
+// fill inserts the rows, each with that many tokens.
+func (f buckets) fill(ctx context.Context, tokens float64) error {
+	const insert = `
+		INSERT INTO ratelimit.buckets (name, key, shard, value, ts, capacity)
+		SELECT $1, 'k' || lpad(i::text, $2, '0'), 0, $3, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint, $5::float8
+		FROM generate_series(0, $4 - 1) AS i`
+	_, err := f.bench.Database.Admin().Exec(ctx, insert, f.limit.Name(), keyBytes-1, tokens, f.keys.n, f.limit.Capacity())
+	if err != nil {
+		return fmt.Errorf("make %d buckets: %w", f.keys.n, err)
+	}
+	return nil
+}
+
+// fillUp inserts full rows.
+func (f buckets) fillUp(ctx context.Context) error { return f.fill(ctx, f.limit.Capacity()) }
 
 // any returns a request for one token of a random bucket.
 func (f buckets) any(c *load.Caller) ratelimit.Request { return f.limit.For(f.keys.any(c)) }

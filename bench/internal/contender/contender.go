@@ -23,7 +23,7 @@ var ErrUnavailable = errors.New("not available")
 // Way opens a contender.
 type Way interface {
 	// Open prepares the contender. The caller closes its Runner.
-	Open(ctx context.Context, b Bench) (Runner, error)
+	Open(ctx context.Context, b Bench) (*Runner, error)
 }
 
 // Bench holds the servers and settings of a contender.
@@ -33,18 +33,7 @@ type Bench struct {
 	Meter    *server.Meter
 	Name     string // of the contender's limits, unique in the scenario
 	Callers  int
-	Burst    int           // calls between two clock readings; 0 is 1
 	Disk     time.Duration // extra time of each commit's flush
-}
-
-// Runner is an open contender.
-type Runner interface {
-	// Run makes a round of calls.
-	Run(ctx context.Context, amount load.Amount) (Round, error)
-	// Check returns an error if any answer was wrong.
-	Check(ctx context.Context) error
-	// Close releases the resources of Open.
-	Close() error
 }
 
 // Round holds the figures of a round of calls. A figure that cannot be measured is NaN.
@@ -56,7 +45,6 @@ type Round struct {
 	WAL         float64 // bytes of write-ahead log for each call
 	Allocations float64 // of this process, for each call
 	Processor   float64 // seconds of this process and the servers, for each call
-	Calls       int
 }
 
 const (
@@ -64,8 +52,8 @@ const (
 	redisConnections = 64
 )
 
-// runner makes calls in this process.
-type runner struct {
+// Runner is an open contender.
+type Runner struct {
 	bench    Bench
 	group    *load.Group
 	call     load.Call
@@ -79,8 +67,8 @@ type runner struct {
 }
 
 // open returns a runner on b. prepare completes it.
-func open(b Bench, prepare func(r *runner) error) (Runner, error) {
-	r := &runner{bench: b, group: load.NewGroup(b.Callers, b.Burst)}
+func open(b Bench, prepare func(r *Runner) error) (*Runner, error) {
+	r := &Runner{bench: b, group: load.NewGroup(b.Callers)}
 	r.group.Meter = b.Meter.Seconds
 	if err := prepare(r); err != nil {
 		return nil, errors.Join(err, r.Close())
@@ -88,8 +76,16 @@ func open(b Bench, prepare func(r *runner) error) (Runner, error) {
 	return r, nil
 }
 
+// sessions returns the size of a pool: a session for each caller, or else as many as an application has.
+func (b Bench) sessions(ofCallers bool) int {
+	if ofCallers {
+		return b.Callers
+	}
+	return min(b.Callers, poolConnections)
+}
+
 // pool returns a pool whose round trips are counted. The runner closes it.
-func (r *runner) pool(ctx context.Context, connections int, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+func (r *Runner) pool(ctx context.Context, connections int, configure ...func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	if r.bench.Disk > 0 {
 		configure = append(configure, func(config *pgxpool.Config) {
 			config.ConnConfig.RuntimeParams["commit_delay"] = strconv.FormatInt(r.bench.Disk.Microseconds(), 10)
@@ -104,16 +100,16 @@ func (r *runner) pool(ctx context.Context, connections int, configure ...func(*p
 }
 
 // standalone returns a Limiter for calls outside transactions. The runner closes it.
-func (r *runner) standalone(ctx context.Context, config ratelimit.Config) (*ratelimit.Limiter, error) {
-	pool, err := r.pool(ctx, min(r.bench.Callers, poolConnections))
+func (r *Runner) standalone(ctx context.Context) (*ratelimit.Limiter, error) {
+	pool, err := r.pool(ctx, r.bench.sessions(false))
 	if err != nil {
 		return nil, err
 	}
-	return r.limiter(pool, config)
+	return r.limiter(pool, ratelimit.Config{})
 }
 
 // limiter returns a Limiter on pool. The runner closes it.
-func (r *runner) limiter(pool *pgxpool.Pool, config ratelimit.Config) (*ratelimit.Limiter, error) {
+func (r *Runner) limiter(pool *pgxpool.Pool, config ratelimit.Config) (*ratelimit.Limiter, error) {
 	limiter, err := ratelimit.New(pool, config)
 	if err == nil {
 		r.closers = append(r.closers, func() error {
@@ -125,7 +121,8 @@ func (r *runner) limiter(pool *pgxpool.Pool, config ratelimit.Config) (*ratelimi
 	return limiter, err
 }
 
-func (r *runner) Run(ctx context.Context, amount load.Amount) (_ Round, err error) {
+// Run makes calls for a time.
+func (r *Runner) Run(ctx context.Context, d time.Duration) (_ Round, err error) {
 	if r.before != nil {
 		stop, err := r.before(ctx)
 		if err != nil {
@@ -137,7 +134,7 @@ func (r *runner) Run(ctx context.Context, amount load.Amount) (_ Round, err erro
 	if err != nil {
 		return Round{}, err
 	}
-	result, err := r.group.Run(ctx, amount, r.call)
+	result, err := r.group.Run(ctx, d, r.call)
 	if err != nil {
 		return Round{}, err
 	}
@@ -156,7 +153,6 @@ func (r *runner) Run(ctx context.Context, amount load.Amount) (_ Round, err erro
 		WAL:         perCall(after.wal - before.wal),
 		Allocations: perCall(int64(result.Allocations)),
 		Processor:   result.Processor / float64(result.Calls),
-		Calls:       result.Calls,
 	}
 	if r.attempts == nil {
 		round.Attempts = math.NaN()
@@ -166,7 +162,7 @@ func (r *runner) Run(ctx context.Context, amount load.Amount) (_ Round, err erro
 
 type counts struct{ trips, attempts, wal int64 }
 
-func (r *runner) counts(ctx context.Context) (c counts, err error) {
+func (r *Runner) counts(ctx context.Context) (c counts, err error) {
 	c.trips = r.wire.Trips()
 	if r.attempts != nil {
 		c.attempts = r.attempts()
@@ -175,14 +171,16 @@ func (r *runner) counts(ctx context.Context) (c counts, err error) {
 	return c, err
 }
 
-func (r *runner) Check(ctx context.Context) error {
+// Check returns an error if any answer was wrong.
+func (r *Runner) Check(ctx context.Context) error {
 	if r.check == nil {
 		return nil
 	}
 	return r.check(ctx, r.calls)
 }
 
-func (r *runner) Close() (err error) {
+// Close releases the resources of Open.
+func (r *Runner) Close() (err error) {
 	for len(r.closers) > 0 {
 		last := len(r.closers) - 1
 		err = errors.Join(err, r.closers[last]())

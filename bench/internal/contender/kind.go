@@ -9,7 +9,6 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 // Sliding calls Take outside a transaction, on a sliding window that admits every call.
@@ -18,9 +17,9 @@ type Sliding struct {
 }
 
 // Open creates the buckets with one Take each.
-func (w Sliding) Open(ctx context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
-		limiter, err := r.standalone(ctx, ratelimit.Config{})
+func (w Sliding) Open(ctx context.Context, b Bench) (*Runner, error) {
+	return open(b, func(r *Runner) error {
+		limiter, err := r.standalone(ctx)
 		if err != nil {
 			return err
 		}
@@ -62,52 +61,15 @@ func (b Bench) equal(ctx context.Context, query string, want float64) error {
 	return nil
 }
 
-// Ruled calls Take outside a transaction, under a stored rule.
-type Ruled struct {
-	Keys int
-}
-
-// Open stores the rule, loads it, and creates the buckets.
-func (w Ruled) Open(ctx context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
-		store, err := rules.NewStore(b.Database.Admin(), rules.StoreConfig{Lead: -1})
-		if err != nil {
-			return err
-		}
-		edit := rules.Edit{Author: "bench", Reason: "a measurement"}
-		if _, err := store.Put(ctx, edit, rules.Rule{Limit: b.Name, Policy: policyFor(w.Keys)}); err != nil {
-			return err
-		}
-		set, err := rules.NewSet(b.Database.Admin(), rules.Config{})
-		if err != nil {
-			return err
-		}
-		if err := set.Load(ctx); err != nil {
-			return err
-		}
-		limiter, err := r.standalone(ctx, ratelimit.Config{Policies: set})
-		if err != nil {
-			return err
-		}
-		of, err := fullBuckets(ctx, b, b.Name, w.Keys)
-		limit := ratelimit.Define(b.Name, ratelimit.PerHour(1)) // the rule replaces it
-		r.call = func(ctx context.Context, c *load.Caller) error {
-			return allowed(limiter.Take(ctx, limit.For(of.keys.any(c))))
-		}
-		r.check = func(ctx context.Context, calls int) error { return of.check(ctx, float64(calls)) }
-		return err
-	})
-}
-
 // Acquire calls Acquire and Release of a slot outside a transaction. One measured call is both.
 type Acquire struct {
 	Keys int
 }
 
 // Open creates the buckets. Each has a slot for every caller.
-func (w Acquire) Open(ctx context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
-		limiter, err := r.standalone(ctx, ratelimit.Config{})
+func (w Acquire) Open(ctx context.Context, b Bench) (*Runner, error) {
+	return open(b, func(r *Runner) error {
+		limiter, err := r.standalone(ctx)
 		if err != nil {
 			return err
 		}

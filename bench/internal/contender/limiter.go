@@ -17,7 +17,6 @@ import (
 type Take struct {
 	Keys   int  // buckets of each limit
 	Limits int  // in one call; 0 is 1
-	Global bool // a call also takes from a limit with one bucket
 	Empty  bool // the buckets are empty, so every call is refused
 	Config ratelimit.Config
 	// Skewed has a few keys make most calls, by Zipf's law.
@@ -34,9 +33,9 @@ type Take struct {
 const emptyCost = roomyCapacity / 2
 
 // Open creates the buckets and a Limiter.
-func (w Take) Open(ctx context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
-		pool, err := r.pool(ctx, min(b.Callers, poolConnections), func(config *pgxpool.Config) {
+func (w Take) Open(ctx context.Context, b Bench) (*Runner, error) {
+	return open(b, func(r *Runner) error {
+		pool, err := r.pool(ctx, b.sessions(false), func(config *pgxpool.Config) {
 			maps.Copy(config.ConnConfig.RuntimeParams, w.Settings)
 		})
 		if err != nil {
@@ -68,20 +67,13 @@ func (w Take) Open(ctx context.Context, b Bench) (Runner, error) {
 
 // fill creates the limits and their buckets.
 func (w Take) fill(ctx context.Context, b Bench) (all []buckets, err error) {
-	sizes := make([]int, max(w.Limits, 1))
-	for i := range sizes {
-		sizes[i] = w.Keys
-	}
-	if w.Global {
-		sizes = append(sizes, 1)
-	}
-	for i, n := range sizes {
-		of := newBuckets(b, fmt.Sprintf("%s:%d", b.Name, i), n)
+	for i := range max(w.Limits, 1) {
+		of := newBuckets(b, fmt.Sprintf("%s:%d", b.Name, i), w.Keys)
 		tokens := of.limit.Capacity()
 		if w.Empty {
 			tokens = 0
 		}
-		if err := fill(ctx, b, of.limit.Name(), n, tokens, of.limit.Capacity()); err != nil {
+		if err := of.fill(ctx, tokens); err != nil {
 			return nil, err
 		}
 		of.keys.skewed = w.Skewed
@@ -114,9 +106,10 @@ func (w Take) call(limiter *ratelimit.Limiter, all []buckets) load.Call {
 	if w.Empty {
 		cost, judge = emptyCost, refused
 	}
-	if len(all) == 1 {
-		of := all[0]
-		return func(ctx context.Context, c *load.Caller) error { return judge(limiter.Take(ctx, of.any(c).Cost(cost))) }
+	if len(all) == 1 { // spares the list of requests, as an application does
+		return func(ctx context.Context, c *load.Caller) error {
+			return judge(limiter.Take(ctx, all[0].any(c).Cost(cost)))
+		}
 	}
 	return func(ctx context.Context, c *load.Caller) error {
 		requests := make([]ratelimit.Request, len(all))
@@ -133,36 +126,4 @@ func refused(d ratelimit.Decision, err error) error {
 		return errors.New("a call on an empty bucket was allowed")
 	}
 	return err
-}
-
-// Reserve calls Reserve on one limit, and then Settle, outside a transaction. One measured call is both.
-type Reserve struct {
-	Keys int // buckets of the limit
-}
-
-// Each reservation takes the estimated cost. Settle returns the tokens beyond the actual cost.
-const (
-	estimatedCost = 3
-	actualCost    = 1
-)
-
-// Open makes the buckets and a Limiter. Every bucket holds enough: Reserve neither refuses nor delays.
-func (w Reserve) Open(ctx context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
-		limiter, err := r.standalone(ctx, ratelimit.Config{})
-		if err != nil {
-			return err
-		}
-		of, err := fullBuckets(ctx, b, b.Name, w.Keys)
-		r.call = func(ctx context.Context, c *load.Caller) error {
-			request := of.any(c)
-			reservation, err := limiter.Reserve(ctx, request.Cost(estimatedCost))
-			if err := allowed(reservation.Decision, err); err != nil {
-				return err
-			}
-			return limiter.Settle(ctx, reservation.ID, request.Cost(actualCost))
-		}
-		r.check = func(ctx context.Context, calls int) error { return of.check(ctx, actualCost*float64(calls)) }
-		return err
-	})
 }

@@ -2,10 +2,8 @@ package contender
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync/atomic"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -19,12 +17,14 @@ import (
 type Raw struct {
 	Keys    int
 	Relaxed bool // synchronous_commit is off
+	// Sessions gives each caller a session of its own.
+	Sessions bool
 }
 
 // Open creates the rows.
-func (w Raw) Open(ctx context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
-		pool, err := r.pool(ctx, min(b.Callers, poolConnections), func(config *pgxpool.Config) {
+func (w Raw) Open(ctx context.Context, b Bench) (*Runner, error) {
+	return open(b, func(r *Runner) error {
+		pool, err := r.pool(ctx, b.sessions(w.Sessions), func(config *pgxpool.Config) {
 			if w.Relaxed {
 				config.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
 			}
@@ -32,9 +32,9 @@ func (w Raw) Open(ctx context.Context, b Bench) (Runner, error) {
 		if err != nil {
 			return err
 		}
-		all := makeKeys(w.Keys)
-		r.call = func(ctx context.Context, c *load.Caller) error { return updateRow(ctx, pool, b.Name, all.any(c)) }
-		return fill(ctx, b, b.Name, w.Keys, policyFor(w.Keys).Capacity, policyFor(w.Keys).Capacity)
+		of := newBuckets(b, b.Name, w.Keys)
+		r.call = func(ctx context.Context, c *load.Caller) error { return updateRow(ctx, pool, b.Name, of.keys.any(c)) }
+		return of.fillUp(ctx)
 	})
 }
 
@@ -51,18 +51,16 @@ func updateRow(ctx context.Context, db interface {
 	return err
 }
 
-// Transaction runs a transaction without the Limiter. It retries a conflict immediately.
-type Transaction struct {
+// RawTx is Raw in a transaction. It retries a conflict immediately.
+type RawTx struct {
 	Keys  int
 	Level pgx.TxIsoLevel
 	Body  Body
-	// Take takes a token of the key. A nil Take takes none.
-	Take func(ctx context.Context, tx pgx.Tx, name, key string, policy ratelimit.TokenBucket) error
 }
 
 // Open creates the rows.
-func (w Transaction) Open(ctx context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
+func (w RawTx) Open(ctx context.Context, b Bench) (*Runner, error) {
+	return open(b, func(r *Runner) error {
 		if err := w.Body.prepare(ctx, b.Database.Admin()); err != nil {
 			return err
 		}
@@ -70,47 +68,20 @@ func (w Transaction) Open(ctx context.Context, b Bench) (Runner, error) {
 		if err != nil {
 			return err
 		}
-		all, policy := makeKeys(w.Keys), policyFor(w.Keys)
+		of := newBuckets(b, b.Name, w.Keys)
 		var attempts atomic.Int64
 		r.attempts = attempts.Load
 		r.call = func(ctx context.Context, c *load.Caller) error {
 			for {
 				attempts.Add(1)
 				err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: w.Level}, func(tx pgx.Tx) error {
-					return w.Body.run(ctx, tx, c, func() error {
-						if w.Take == nil {
-							return nil
-						}
-						return w.Take(ctx, tx, b.Name, all.any(c), policy)
-					})
+					return w.Body.run(ctx, tx, c, func() error { return updateRow(ctx, tx, b.Name, of.keys.any(c)) })
 				})
 				if err == nil || !ratelimit.IsRetryable(err) {
 					return err
 				}
 			}
 		}
-		return fill(ctx, b, b.Name, w.Keys, policy.Capacity, policy.Capacity)
+		return of.fillUp(ctx)
 	})
-}
-
-// TakeByUpdate is Raw in a Transaction.
-func TakeByUpdate(ctx context.Context, tx pgx.Tx, name, key string, _ ratelimit.TokenBucket) error {
-	return updateRow(ctx, tx, name, key)
-}
-
-// TakeNaively reads the row, computes in Go, and writes the row.
-func TakeNaively(ctx context.Context, tx pgx.Tx, name, key string, policy ratelimit.TokenBucket) error {
-	value, ts := 0.0, int64(0)
-	const read = `SELECT value, ts FROM ratelimit.buckets WHERE name = $1 AND key = $2 AND shard = 0`
-	if err := tx.QueryRow(ctx, read, name, key).Scan(&value, &ts); err != nil {
-		return err
-	}
-	now := max(time.Now().UnixMicro(), ts)
-	value = min(policy.Capacity, value+float64(now-ts)*policy.Rate/float64(policy.Period.Microseconds())) - 1
-	if value < 0 {
-		return errors.New("the naive port refused a call that it has enough for")
-	}
-	_, err := tx.Exec(ctx, `UPDATE ratelimit.buckets SET value = $3, ts = $4 WHERE name = $1 AND key = $2 AND shard = 0`,
-		name, key, value, now)
-	return err
 }

@@ -25,8 +25,8 @@ type RedisRate struct {
 }
 
 // Open connects to the scenario's Redis and empties it.
-func (w RedisRate) Open(ctx context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
+func (w RedisRate) Open(ctx context.Context, b Bench) (*Runner, error) {
+	return open(b, func(r *Runner) error {
 		client, err := r.redis(ctx, w.Durability, w.Keys, redisConnections)
 		if err != nil {
 			return err
@@ -57,7 +57,7 @@ func (w RedisRate) Open(ctx context.Context, b Bench) (Runner, error) {
 }
 
 // redis empties the scenario's Redis, sets the check of n keys, and returns a client.
-func (r *runner) redis(ctx context.Context, d server.Durability, n, most int) (*redis.Client, error) {
+func (r *Runner) redis(ctx context.Context, d server.Durability, n, most int) (*redis.Client, error) {
 	started := r.bench.Redis[d]
 	if started == nil {
 		return nil, unavailable("no redis-server on the PATH")

@@ -21,8 +21,8 @@ type Rueidis struct {
 }
 
 // Open connects to the scenario's Redis and empties it.
-func (w Rueidis) Open(ctx context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
+func (w Rueidis) Open(ctx context.Context, b Bench) (*Runner, error) {
+	return open(b, func(r *Runner) error {
 		script, err := redisScript(ctx)
 		if err != nil {
 			return err

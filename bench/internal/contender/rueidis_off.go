@@ -11,6 +11,6 @@ type Rueidis struct {
 }
 
 // Open returns ErrUnavailable.
-func (w Rueidis) Open(context.Context, Bench) (Runner, error) {
+func (w Rueidis) Open(context.Context, Bench) (*Runner, error) {
 	return nil, unavailable("built without -tags rueidis")
 }

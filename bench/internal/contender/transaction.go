@@ -62,21 +62,19 @@ func (b Body) run(ctx context.Context, tx pgx.Tx, c *load.Caller, take func() er
 type InTx struct {
 	Keys      int
 	Body      Body
-	Processes int  // Limiters with a pool each; callers are spread over them; 0 is 1
-	Committed bool // the caller begins READ COMMITTED transactions instead
+	Processes int // Limiters with a pool each; callers are spread over them
 }
 
 // Open creates the buckets and the Limiters.
-func (w InTx) Open(ctx context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
-		processes := max(w.Processes, 1)
-		pools, limiters := make([]*pgxpool.Pool, processes), make([]*ratelimit.Limiter, processes)
-		var err error
-		for i := range processes {
-			if pools[i], err = r.pool(ctx, (b.Callers+processes-1)/processes); err != nil {
+func (w InTx) Open(ctx context.Context, b Bench) (*Runner, error) {
+	return open(b, func(r *Runner) error {
+		limiters := make([]*ratelimit.Limiter, max(w.Processes, 1))
+		for i := range limiters {
+			pool, err := r.pool(ctx, b.Callers/len(limiters))
+			if err != nil {
 				return err
 			}
-			if limiters[i], err = r.limiter(pools[i], ratelimit.Config{MaxAttempts: math.MaxInt32}); err != nil {
+			if limiters[i], err = r.limiter(pool, ratelimit.Config{MaxAttempts: math.MaxInt32}); err != nil {
 				return err
 			}
 		}
@@ -84,13 +82,17 @@ func (w InTx) Open(ctx context.Context, b Bench) (Runner, error) {
 			return err
 		}
 		of := newBuckets(b, b.Name, w.Keys)
-		if err := fill(ctx, b, b.Name, w.Keys, of.limit.Capacity(), of.limit.Capacity()); err != nil {
+		if err := of.fillUp(ctx); err != nil {
 			return err
 		}
 		var attempts atomic.Int64
 		r.attempts = attempts.Load
 		r.call = func(ctx context.Context, c *load.Caller) error {
-			return w.transaction(ctx, pools[c.Number%processes], limiters[c.Number%processes], of.any(c), c, &attempts)
+			limiter, request := limiters[c.Number%len(limiters)], of.any(c)
+			return limiter.InTx(ctx, func(tx pgx.Tx) error {
+				attempts.Add(1)
+				return w.Body.run(ctx, tx, c, func() error { return allowed(limiter.WithTx(tx).Take(ctx, request)) })
+			})
 		}
 		r.check = func(ctx context.Context, calls int) error {
 			if w.Keys > 1 {
@@ -104,18 +106,4 @@ func (w InTx) Open(ctx context.Context, b Bench) (Runner, error) {
 		}
 		return nil
 	})
-}
-
-// transaction takes in a transaction.
-func (w InTx) transaction(ctx context.Context, pool *pgxpool.Pool, l *ratelimit.Limiter, request ratelimit.Request,
-	c *load.Caller, attempts *atomic.Int64,
-) error {
-	run := func(tx pgx.Tx) error {
-		attempts.Add(1)
-		return w.Body.run(ctx, tx, c, func() error { return allowed(l.WithTx(tx).Take(ctx, request)) })
-	}
-	if w.Committed {
-		return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, run)
-	}
-	return l.InTx(ctx, run)
 }

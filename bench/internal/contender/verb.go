@@ -20,9 +20,9 @@ type Verb struct {
 }
 
 // Open creates the buckets and a Limiter.
-func (w Verb) Open(ctx context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
-		limiter, err := r.standalone(ctx, ratelimit.Config{})
+func (w Verb) Open(ctx context.Context, b Bench) (*Runner, error) {
+	return open(b, func(r *Runner) error {
+		limiter, err := r.standalone(ctx)
 		if err != nil {
 			return err
 		}
@@ -61,13 +61,13 @@ func ReserveAndCancel(ctx context.Context, l *ratelimit.Limiter, requests []rate
 	return reserveAnd(ctx, l, requests, func(id string, _ []ratelimit.Request) error { return l.Cancel(ctx, id) })
 }
 
-// reserveAnd reserves, and then ends the reservation.
+// reserveAnd reserves 3 tokens of each limit, and then ends the reservation.
 func reserveAnd(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Request,
 	end func(id string, actual []ratelimit.Request) error,
 ) error {
 	estimated := make([]ratelimit.Request, len(requests))
 	for i := range requests {
-		estimated[i] = requests[i].Cost(estimatedCost)
+		estimated[i] = requests[i].Cost(3)
 	}
 	reservation, err := l.Reserve(ctx, estimated...)
 	if err := allowed(reservation.Decision, err); err != nil {
@@ -93,9 +93,9 @@ func Reset(ctx context.Context, l *ratelimit.Limiter, requests []ratelimit.Reque
 type Renewal struct{}
 
 // Open takes a lease for each caller.
-func (w Renewal) Open(ctx context.Context, b Bench) (Runner, error) {
-	return open(b, func(r *runner) error {
-		limiter, err := r.standalone(ctx, ratelimit.Config{})
+func (w Renewal) Open(ctx context.Context, b Bench) (*Runner, error) {
+	return open(b, func(r *Runner) error {
+		limiter, err := r.standalone(ctx)
 		if err != nil {
 			return err
 		}

@@ -26,7 +26,6 @@ type Caller struct {
 	Random *rand.Rand
 
 	zipf    *rand.Zipf
-	calls   int
 	samples []time.Duration
 }
 
@@ -45,14 +44,12 @@ type Group struct {
 	Meter func() float64
 
 	callers []*Caller
-	burst   int
 	merged  []time.Duration
 }
 
-// NewGroup returns callers that read the clock once every burst calls. A burst above 1 is
-// for calls that are as fast as reading the clock. The percentiles are then percentiles of means.
-func NewGroup(callers, burst int) *Group {
-	g := &Group{callers: make([]*Caller, callers), burst: max(burst, 1)}
+// NewGroup returns a group of callers.
+func NewGroup(callers int) *Group {
+	g := &Group{callers: make([]*Caller, callers)}
 	for i := range g.callers {
 		g.callers[i] = &Caller{Number: i, Random: rand.New(rand.NewPCG(uint64(i), 1))}
 	}
@@ -68,20 +65,10 @@ type Result struct {
 	Processor   float64       // processor seconds by the group's meter; NaN without one
 }
 
-// Amount is the length of a round: a time, or a number of calls.
-type Amount struct {
-	For   time.Duration
-	Calls int // in all; each caller makes an equal share, rounded up
-}
-
-// Run makes an amount of calls and waits for all answers.
-func (g *Group) Run(ctx context.Context, amount Amount, call Call) (Result, error) {
-	each := math.MaxInt
-	if amount.Calls > 0 {
-		each = (amount.Calls + len(g.callers) - 1) / len(g.callers)
-	}
+// Run has each caller make calls for a time, at least one, and waits for all answers.
+func (g *Group) Run(ctx context.Context, d time.Duration, call Call) (Result, error) {
 	for _, c := range g.callers {
-		c.calls, c.samples = 0, c.samples[:0]
+		c.samples = c.samples[:0]
 	}
 	runtime.GC() // collects the garbage of the contender before
 	processor := g.processor()
@@ -90,11 +77,7 @@ func (g *Group) Run(ctx context.Context, amount Amount, call Call) (Result, erro
 	began := time.Now()
 	group, ctx := errgroup.WithContext(ctx)
 	for _, c := range g.callers {
-		group.Go(func() error {
-			return c.loop(ctx, g.burst, call, func(now time.Time) bool {
-				return c.calls >= each || amount.Calls == 0 && now.Sub(began) >= amount.For
-			})
-		})
+		group.Go(func() error { return c.loop(ctx, began.Add(d), call) })
 	}
 	err := group.Wait()
 	elapsed := time.Since(began)
@@ -106,7 +89,7 @@ func (g *Group) Run(ctx context.Context, amount Amount, call Call) (Result, erro
 	result := Result{Elapsed: elapsed, Allocations: after.Mallocs - before.Mallocs, Processor: processor}
 	g.merged = g.merged[:0]
 	for _, c := range g.callers {
-		result.Calls += c.calls
+		result.Calls += len(c.samples)
 		g.merged = append(g.merged, c.samples...)
 	}
 	slices.Sort(g.merged)
@@ -121,19 +104,15 @@ func (g *Group) processor() float64 {
 	return g.Meter()
 }
 
-// loop calls until done returns true at the end of a burst. It reads the clock once a burst: the end of one is
-// the start of the next.
-func (c *Caller) loop(ctx context.Context, burst int, call Call, done func(now time.Time) bool) error {
+// loop calls until a time. The end of a call is the start of the next.
+func (c *Caller) loop(ctx context.Context, until time.Time, call Call) error {
 	for began := time.Now(); ; {
-		for range burst {
-			if err := call(ctx, c); err != nil {
-				return fmt.Errorf("caller %d, call %d: %w", c.Number, c.calls, err)
-			}
-			c.calls++
+		if err := call(ctx, c); err != nil {
+			return fmt.Errorf("caller %d, call %d: %w", c.Number, len(c.samples), err)
 		}
 		now := time.Now()
-		c.samples = append(c.samples, now.Sub(began)/time.Duration(burst))
-		if done(now) {
+		c.samples = append(c.samples, now.Sub(began))
+		if !now.Before(until) {
 			return nil
 		}
 		began = now

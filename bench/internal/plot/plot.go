@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
@@ -35,43 +36,22 @@ func colours() [][2]string {
 	}
 }
 
-// Figure is the figure that a drawing shows.
-type Figure struct {
-	title string
-	of    func(scenario.Point) *stats.Spread // nil if it was not measured
-	mark  func(float64) string               // formats a value beside the axis
-}
-
-// Throughput is the number of calls a second.
-func Throughput() Figure {
-	return Figure{
-		title: "calls a second, all callers together",
-		of:    func(p scenario.Point) *stats.Spread { return p.Throughput.Known() },
-		mark:  short,
-	}
-}
-
-// Processor is the processor time of a call.
-func Processor() Figure {
-	return Figure{
-		title: "the processor's time for a call, client and server",
-		of:    func(p scenario.Point) *stats.Spread { return p.Processor },
-		mark:  scenario.FormatSeconds,
-	}
-}
-
-// SVG returns a drawing of a figure that is readable on light and on dark. Both axes are logarithmic: the same distance
-// is the same ratio. An upright stroke is the middle half of the rounds.
-func SVG(c scenario.Curve, f Figure) []byte {
+// SVG returns a drawing of the throughput or the processor time over the number of callers, for the points of a curve
+// in ascending order. It's readable on light and on dark. Both axes are logarithmic: the same distance is the same
+// ratio. An upright stroke is the middle half of the rounds.
+func SVG(points []scenario.Result, figure scenario.Figure) []byte {
 	var b strings.Builder
-	s := scales(c, f)
+	s, title := scales(points, figure), points[0].Curve+": calls a second, all callers together"
+	if figure == scenario.Processor {
+		title = points[0].Curve + ": the processor's time for a call, client and server"
+	}
 	fmt.Fprintf(&b,
 		`<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-labelledby="title">
 <title id="title">%s</title>
 <style>
   text { font: 12px sans-serif; fill: #24292f } .name { font-weight: bold }
   .grid { stroke: #d0d7de; fill: none } .line { fill: none; stroke-width: 2 } .first { stroke-width: 3 } .spread { fill: none; stroke-width: 1.2; opacity: .6 }
-`, width, height, width, height, escape(c.Name+": "+f.title+", over the number of callers"))
+`, width, height, width, height, escape(title+", over the number of callers"))
 	for i, colour := range colours() {
 		fmt.Fprintf(&b, "  .c%d { stroke: %s } .d%d { fill: %s }\n", i, colour[0], i, colour[0])
 	}
@@ -81,23 +61,41 @@ func SVG(c scenario.Curve, f Figure) []byte {
 	}
 	b.WriteString("  }\n</style>\n")
 	s.axes(&b)
-	fmt.Fprintf(&b, `<text class="name" x="%d" y="18">%s: %s</text>`+"\n", left, escape(c.Name), f.title)
-	for i := len(c.Lines) - 1; i >= 0; i-- { // draw the first one on top
-		s.line(&b, c.Lines[i], i, len(c.Lines))
+	fmt.Fprintf(&b, `<text class="name" x="%d" y="18">%s</text>`+"\n", left, escape(title))
+	names := measured(points)
+	for i := len(names) - 1; i >= 0; i-- { // draw the first one on top
+		s.line(&b, points, names[i], i, len(names))
 	}
-	for i, line := range c.Lines {
+	for i, name := range names {
 		x, y := left+i%legendColumns*(width-left-right)/legendColumns, 36+i/legendColumns*legendHeight
 		fmt.Fprintf(&b,
 			`<g transform="translate(%d %d)"><path class="line c%d" d="M0 0h20"/><circle class="d%d" cx="10" cy="0" r="3.5"/><text x="26" y="4">%s</text></g>`+"\n",
-			x, y, i%len(colours()), i%len(colours()), escape(line.Contender))
+			x, y, i%len(colours()), i%len(colours()), escape(name))
 	}
 	b.WriteString("</svg>\n")
 	return []byte(b.String())
 }
 
+// measured returns the names of the contenders that were measured.
+func measured(points []scenario.Result) []string {
+	var names []string
+	for _, row := range points[0].Rows {
+		if row.Missing == "" {
+			names = append(names, row.Name)
+		}
+	}
+	return names
+}
+
+// spreadOf returns the figure of the contender of that name.
+func spreadOf(point scenario.Result, name string, figure scenario.Figure) stats.Spread {
+	i := slices.IndexFunc(point.Rows, func(r scenario.Row) bool { return r.Name == name })
+	return point.Rows[i].Spread(figure)
+}
+
 // scale maps measured values to the drawing.
 type scale struct {
-	figure    Figure
+	figure    scenario.Figure
 	callers   []int // with a mark
 	marks     []float64
 	low, high float64 // the first mark and the last
@@ -105,17 +103,13 @@ type scale struct {
 }
 
 // scales returns a scale that contains the whole curve.
-func scales(c scenario.Curve, f Figure) scale {
-	s := scale{figure: f, most: 2, low: math.Inf(1)}
-	seen := map[int]bool{}
-	for _, line := range c.Lines {
-		for _, p := range line.Points {
-			if !seen[p.Callers] {
-				seen[p.Callers] = true
-				s.callers = append(s.callers, p.Callers)
-			}
-			s.most = max(s.most, float64(p.Callers))
-			if spread := f.of(p); spread != nil {
+func scales(points []scenario.Result, figure scenario.Figure) scale {
+	s := scale{figure: figure, most: 2, low: math.Inf(1)}
+	for _, p := range points {
+		s.callers = append(s.callers, p.Callers)
+		s.most = max(s.most, float64(p.Callers))
+		for _, name := range measured(points) {
+			if spread := spreadOf(p, name, figure); !math.IsNaN(spread.Median) {
 				s.low, s.high = min(s.low, spread.Low), max(s.high, spread.High)
 			}
 		}
@@ -157,7 +151,7 @@ func (s scale) y(value float64) float64 {
 func (s scale) axes(w io.Writer) {
 	for _, mark := range s.marks {
 		fmt.Fprintf(w, `<path class="grid" d="M%d %.1fH%d"/><text x="%d" y="%.1f" text-anchor="end">%s</text>`+"\n",
-			left, s.y(mark), width-right, left-6, s.y(mark)+4, s.figure.mark(mark))
+			left, s.y(mark), width-right, left-6, s.y(mark)+4, s.mark(mark))
 	}
 	for _, callers := range s.callers {
 		fmt.Fprintf(w, `<text x="%.1f" y="%d" text-anchor="middle">%d</text>`+"\n", s.x(callers), height-bottom+18, callers)
@@ -165,12 +159,12 @@ func (s scale) axes(w io.Writer) {
 	fmt.Fprintf(w, `<text x="%d" y="%d" text-anchor="middle">callers</text>`+"\n", (left+width-right)/2, height-8)
 }
 
-// line draws the medians of the i-th of n lines, and their spreads.
-func (s scale) line(w io.Writer, line scenario.Line, i, n int) {
+// line draws the medians of a contender, the i-th of n, and their spreads.
+func (s scale) line(w io.Writer, points []scenario.Result, name string, i, n int) {
 	class, path, spreads, dots := i%len(colours()), &strings.Builder{}, &strings.Builder{}, &strings.Builder{}
-	for _, p := range line.Points {
-		spread := s.figure.of(p)
-		if spread == nil {
+	for _, p := range points {
+		spread := spreadOf(p, name, s.figure)
+		if math.IsNaN(spread.Median) {
 			continue
 		}
 		x, y := s.x(p.Callers)+dodge*(float64(i)-float64(n-1)/2), s.y(spread.Median)
@@ -186,9 +180,11 @@ func (s scale) line(w io.Writer, line scenario.Line, i, n int) {
 		thick, path, dots)
 }
 
-// short returns the text of a mark beside the axis.
-func short(mark float64) string {
+// mark returns the text of a mark beside the axis.
+func (s scale) mark(mark float64) string {
 	switch {
+	case s.figure == scenario.Processor:
+		return scenario.FormatSeconds(mark)
 	case mark >= 1e6:
 		return fmt.Sprintf("%gM", mark/1e6)
 	case mark >= 1e3:

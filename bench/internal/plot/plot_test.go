@@ -4,25 +4,32 @@ import (
 	"encoding/xml"
 	"errors"
 	"io"
+	"math"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
 	"github.com/pgratelimit/pgratelimit/bench/internal/plot"
 	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
-	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// rising returns a line with so many times the calls of the callers.
-func rising(name string, times float64) scenario.Line {
-	line := scenario.Line{Contender: name}
+// rising returns the points of a curve whose i-th contender makes times[i] calls for each caller.
+func rising(name string, times ...float64) []scenario.Result {
+	var points []scenario.Result
 	for callers := 1; callers <= 1024; callers *= 4 {
-		calls := times * float64(callers)
-		line.Points = append(line.Points, scenario.Point{Callers: callers, Throughput: stats.Spread{Median: calls, Low: calls * 0.9, High: calls * 1.2}})
+		point := scenario.Result{Scenario: scenario.Scenario{Curve: name, Callers: callers}}
+		for i, factor := range times {
+			calls := factor * float64(callers)
+			point.Rows = append(point.Rows, scenario.Row{Name: strconv.Itoa(i) + " < & b", Rounds: []contender.Round{
+				{Throughput: calls * 0.9, Processor: 15e-6}, {Throughput: calls, Processor: 20e-6}, {Throughput: calls * 1.2, Processor: 30e-6},
+			}})
+		}
+		points = append(points, point)
 	}
-	return line
+	return points
 }
 
 // parse fails when the drawing is not well-formed, and returns the attributes d, cx and cy and the texts.
@@ -49,37 +56,31 @@ func parse(t *testing.T, svg []byte) (attributes map[string][]string, texts stri
 
 func TestSVG(t *testing.T) {
 	t.Parallel()
-	point := scenario.Point{Callers: 1, Throughput: stats.Spread{Median: 1000, Low: 1000, High: 1000}}
-	var many []scenario.Line // more than there are colours
-	for i := range 7 {
-		many = append(many, rising(strconv.Itoa(i), float64(i+1)))
-	}
-	cost := rising("a", 1000)
-	for i := range cost.Points[1:] { // of the first it is not known
-		cost.Points[i+1].Processor = &stats.Spread{Median: 2e-5, Low: 1.5e-5, High: 3e-5}
+	cost := rising("many", 1000)
+	cost[0].Rows[0].Rounds[0].Processor = math.NaN()
+	absent := rising("one is missing", 1000)
+	for i := range absent {
+		absent[i].Rows = append(absent[i].Rows, scenario.Row{Name: "theirs", Missing: "not here"})
 	}
 	for _, c := range []struct {
 		name   string
-		lines  []scenario.Line
-		figure plot.Figure
+		points []scenario.Result
+		figure scenario.Figure
 		dots   int // with those of the legend
 		says   string
 	}{
-		{"two contenders", []scenario.Line{rising("a", 1000), rising("b", 300)}, plot.Throughput(), 14, ""},
-		{"many", many, plot.Throughput(), 49, ""},
-		{"one", []scenario.Line{{Contender: "a", Points: []scenario.Point{point}}}, plot.Throughput(), 2, ""},
-		{`<b> & "c"`, []scenario.Line{rising("a < b & c", 1)}, plot.Throughput(), 7, ""},
-		{"nothing", nil, plot.Throughput(), 0, ""},
-		{"many: the processor's time for a call", []scenario.Line{cost}, plot.Processor(), 6, "20µs\n"},
+		{"two contenders", rising("two contenders", 1000, 300), scenario.Throughput, 14, ""},
+		{"many", rising("many", 1, 2, 3, 4, 5, 6, 7), scenario.Throughput, 49, ""}, // more than there are colours
+		{"one point", rising("one point", 1000)[:1], scenario.Throughput, 2, ""},
+		{"one is missing", absent, scenario.Throughput, 7, ""},
+		{`<b> & "c"`, rising(`<b> & "c"`, 1), scenario.Throughput, 7, ""},
+		{"many: the processor's time for a call", cost, scenario.Processor, 6, "20µs\n"},
 	} {
-		name, _, _ := strings.Cut(c.name, ":")
-		attributes, texts := parse(t, plot.SVG(scenario.Curve{Name: name, Lines: c.lines}, c.figure))
+		attributes, texts := parse(t, plot.SVG(c.points, c.figure))
 		require.Contains(t, texts, c.name)
 		require.Contains(t, texts, c.says)
-		require.Len(t, attributes["cx"], c.dots)
-		for _, line := range c.lines {
-			require.Contains(t, texts, line.Contender)
-		}
+		require.Contains(t, texts, "0 < & b")
+		require.Len(t, attributes["cx"], c.dots, c.name)
 		for _, number := range append(attributes["cx"], attributes["cy"]...) {
 			value, err := strconv.ParseFloat(number, 64)
 			require.NoError(t, err)
@@ -92,7 +93,7 @@ func TestSVG(t *testing.T) {
 // Twice as much is the same distance everywhere.
 func TestSVGIsLogarithmic(t *testing.T) {
 	t.Parallel()
-	attributes, _ := parse(t, plot.SVG(scenario.Curve{Lines: []scenario.Line{rising("a", 1000)}}, plot.Throughput()))
+	attributes, _ := parse(t, plot.SVG(rising("a", 1000), scenario.Throughput))
 	var x, y []float64
 	for i := range 6 { // the last one is the legend's
 		cx, err := strconv.ParseFloat(attributes["cx"][i], 64)

@@ -1,73 +1,82 @@
-// Package report writes the results of a run as text, and as JSON.
+// Package report writes the results of a run as text.
 package report
 
 import (
-	"encoding/json"
 	"fmt"
 	"io"
-	"time"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"text/tabwriter"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
-// Run holds the results and the machine.
-type Run struct {
-	Machine  server.Machine    `json:"machine"`
-	Postgres string            `json:"postgres"`
-	Settings map[string]string `json:"settings"`
-	Redis    string            `json:"redis"` // the version, or the reason for its absence
-	Rounds   int               `json:"rounds"`
-	Round    time.Duration     `json:"roundNs"`
-	Quick    bool              `json:"quick"`
-	Results  []scenario.Result `json:"-"`
-}
-
-// Document is a Run as JSON. Times are in seconds. Figures that were not measured are absent.
-type Document struct {
-	Run
-	// Scenarios are the figures by the names of the scenario and the contender, without the points of curves.
-	Scenarios map[string]map[string]map[scenario.Figure]stats.Spread `json:"scenarios,omitempty"`
-	Curves    []scenario.Curve                                       `json:"curves,omitempty"`
-}
-
-// Of returns the run as a document.
-func Of(run Run) Document {
-	d := Document{
-		Run: run, Curves: scenario.Curves(run.Results),
-		Scenarios: map[string]map[string]map[scenario.Figure]stats.Spread{},
+// Header writes the machine and the servers. An empty redis says that there is none.
+func Header(w io.Writer, m server.Machine, postgres *server.Postgres, redis string) {
+	fmt.Fprintf(w, "%s, %d cores, %s, load %.2f before the start\n", m.CPU, m.Cores, m.Go, m.Load)
+	fmt.Fprintf(w, "%s, data on %s, which flushes a page in %s\n", postgres.Version, m.FileSystem,
+		scenario.FormatSeconds(m.Flush.Seconds()))
+	var settings []string
+	for _, name := range slices.Sorted(maps.Keys(server.Settings())) {
+		settings = append(settings, name+" = "+server.Settings()[name])
 	}
-	for _, r := range run.Results {
-		if r.Curve != "" {
+	fmt.Fprintf(w, "  %s\n", strings.Join(settings, ", "))
+	if redis == "" {
+		redis = server.ErrNoRedis.Error()
+	}
+	fmt.Fprintln(w, redis)
+}
+
+// Result writes a scenario's table.
+func Result(w io.Writer, r scenario.Result) {
+	fmt.Fprintf(w, "\n%s: %s\n", r.Name, r.Title)
+	if r.Note != "" {
+		fmt.Fprintf(w, "  (%s)\n", r.Note)
+	}
+	width := 0
+	for _, row := range r.Rows {
+		width = max(width, len(row.Name))
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintf(table, "%*s\tcalls/s\tp50\tp99\ttrips\tattempts\tWAL B\tallocs\tcpu\t%s: first / this\tcpu: first / "+
+		"this\t\n", width, "", r.Compare)
+	for i, row := range r.Rows {
+		if row.Missing != "" {
 			continue
 		}
-		contenders := map[string]map[scenario.Figure]stats.Spread{}
-		for _, row := range r.Rows {
-			figures := map[scenario.Figure]stats.Spread{}
-			for _, f := range scenario.Figures() {
-				if spread := row.Spread(f).Known(); spread != nil {
-					figures[f] = *spread
-				}
-			}
-			contenders[row.Name] = figures
+		columns := []string{spread(row.Spread(scenario.Throughput), scenario.Throughput.Format)}
+		for _, f := range scenario.Figures()[1:] {
+			columns = append(columns, f.Format(row.Spread(f).Median))
 		}
-		d.Scenarios[r.Name] = contenders
+		for _, f := range []scenario.Figure{r.Compare, scenario.Processor} {
+			ratio := ""
+			if i > 0 {
+				ratio = spread(r.Ratio(f, row), scenario.FormatRatio)
+			}
+			columns = append(columns, ratio)
+		}
+		fmt.Fprintf(table, "%-*s\t%s\t\n", width, row.Name, strings.Join(columns, "\t"))
 	}
-	return d
+	_ = table.Flush()
+	for _, row := range r.Rows {
+		if row.Missing != "" {
+			fmt.Fprintf(w, "  %s: %s\n", row.Name, row.Missing)
+		}
+	}
 }
 
-// JSON writes the document.
-func (d Document) JSON(w io.Writer) error {
-	encoder := json.NewEncoder(w)
-	encoder.SetIndent("", "  ")
-	return encoder.Encode(d)
-}
-
-// ReadJSON reads a document that JSON wrote.
-func ReadJSON(r io.Reader) (d Document, err error) {
-	if err := json.NewDecoder(r).Decode(&d); err != nil {
-		return d, fmt.Errorf("read the figures: %w", err)
+// spread returns the median and the middle half: "1.30 (1.21..1.42)".
+func spread(s stats.Spread, show func(float64) string) string {
+	middle, low, high := show(s.Median), show(s.Low), show(s.High)
+	switch {
+	case math.IsNaN(s.Median):
+		return "-"
+	case low == high:
+		return middle
 	}
-	return d, nil
+	return fmt.Sprintf("%s (%s..%s)", middle, low, high)
 }

@@ -31,19 +31,14 @@ func Figures() []Figure {
 	return []Figure{Throughput, P50, P99, Trips, Attempts, WAL, Allocations, Processor}
 }
 
-// Of returns the figure's value in a round. It is NaN if the round did not measure it.
-func (f Figure) Of(r contender.Round) float64 {
-	return map[Figure]float64{
-		Throughput: r.Throughput, P50: r.P50, P99: r.P99, Trips: r.Trips, Attempts: r.Attempts,
-		WAL: r.WAL, Allocations: r.Allocations, Processor: r.Processor,
-	}[f]
-}
-
 // series returns the figure's value in each round.
 func (f Figure) series(rounds []contender.Round) []float64 {
 	values := make([]float64, len(rounds))
 	for i, r := range rounds {
-		values[i] = f.Of(r)
+		values[i] = map[Figure]float64{
+			Throughput: r.Throughput, P50: r.P50, P99: r.P99, Trips: r.Trips, Attempts: r.Attempts,
+			WAL: r.WAL, Allocations: r.Allocations, Processor: r.Processor,
+		}[f]
 	}
 	return values
 }

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/contender"
-	"github.com/pgratelimit/pgratelimit/bench/internal/load"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
 )
 
@@ -26,7 +25,7 @@ type Servers struct {
 
 // open is a contender with its runner and its row.
 type open struct {
-	runner contender.Runner
+	runner *contender.Runner
 	row    int
 }
 
@@ -62,14 +61,6 @@ func (s Scenario) Run(ctx context.Context, on Servers, o Options) (_ Result, err
 			return Result{}, fmt.Errorf("%s: %w", s.Contenders[c.row].Name, err)
 		}
 	}
-	for _, f := range s.Facts {
-		m := Measurement{Name: f.Name, Unit: f.Unit}
-		if err := database.Admin().QueryRow(ctx, f.SQL).Scan(&m.Value); err != nil {
-			return Result{}, fmt.Errorf("%s: %w", f.Name, err)
-		}
-		result.Measured = append(result.Measured, m)
-	}
-	result.judge()
 	return result, nil
 }
 
@@ -80,7 +71,7 @@ func (s Scenario) open(ctx context.Context, database *server.Database, on Server
 		result.Rows = append(result.Rows, Row{Name: c.Name})
 		runner, err := c.Way.Open(ctx, contender.Bench{
 			Database: database, Redis: on.Redis, Meter: on.Meter, Name: fmt.Sprintf("contender%d", i), Callers: s.Callers,
-			Burst: s.Burst, Disk: s.Disk,
+			Disk: s.Disk,
 		})
 		if errors.Is(err, contender.ErrUnavailable) {
 			result.Rows[i].Missing = err.Error()
@@ -100,7 +91,7 @@ func (s Scenario) rounds(ctx context.Context, opened []open, o Options, result *
 	for round := -1; round < o.Rounds; round++ {
 		for i := range opened {
 			c := opened[(i+max(round, 0))%len(opened)]
-			measured, err := c.runner.Run(ctx, load.Amount{For: o.Round})
+			measured, err := c.runner.Run(ctx, o.Round)
 			if err != nil {
 				return fmt.Errorf("%s: %w", s.Contenders[c.row].Name, err)
 			}

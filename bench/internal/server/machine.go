@@ -12,27 +12,23 @@ import (
 
 	"github.com/shirou/gopsutil/v4/cpu"
 	"github.com/shirou/gopsutil/v4/disk"
-	"github.com/shirou/gopsutil/v4/host"
 	"github.com/shirou/gopsutil/v4/load"
-	"github.com/shirou/gopsutil/v4/mem"
 
 	"github.com/pgratelimit/pgratelimit/bench/internal/stats"
 )
 
 // Machine is what the figures were measured on.
 type Machine struct {
-	CPU        string        `json:"cpu"`
-	Cores      int           `json:"cores"`
-	MemoryGiB  float64       `json:"memoryGiB"`
-	OS         string        `json:"os"`
-	Go         string        `json:"go"`
-	Load       float64       `json:"load"` // processes that ran or wanted to in the minute before the start
-	FileSystem string        `json:"fileSystem"`
-	Flush      time.Duration `json:"flushNs"` // median time of a write of a page and its flush to the disk; 0: not known
+	CPU        string
+	Cores      int
+	Go         string
+	Load       float64 // processes that ran or wanted to in the minute before the start
+	FileSystem string
+	Flush      time.Duration // median time of a write of a page and its flush to the disk; 0: not known
 }
 
-// Describe returns what this process runs on, and measures the disk that holds directory. It returns an error
-// when that is memory: nothing that is committed there is on disk.
+// Describe returns what this process runs on, and measures the disk that holds directory. It returns an error if that
+// is memory, because nothing that is committed there is on disk.
 func Describe(ctx context.Context, directory string) (Machine, error) {
 	m := Machine{Cores: runtime.NumCPU(), Go: runtime.Version(), FileSystem: "unknown"}
 	if usage, err := disk.UsageWithContext(ctx, directory); err == nil { // in a container it is not known
@@ -40,12 +36,6 @@ func Describe(ctx context.Context, directory string) (Machine, error) {
 	}
 	if processors, err := cpu.InfoWithContext(ctx); err == nil && len(processors) > 0 {
 		m.CPU = processors[0].ModelName
-	}
-	if memory, err := mem.VirtualMemoryWithContext(ctx); err == nil {
-		m.MemoryGiB = float64(memory.Total) / (1 << 30)
-	}
-	if info, err := host.InfoWithContext(ctx); err == nil {
-		m.OS = fmt.Sprintf("%s %s, kernel %s", info.Platform, info.PlatformVersion, info.KernelVersion)
 	}
 	if average, err := load.AvgWithContext(ctx); err == nil {
 		m.Load = average.Load1

@@ -14,8 +14,8 @@ import (
 
 const adminConnections = 2
 
-// settings are the changed settings of the server. Commits are durable.
-func settings() map[string]string {
+// Settings returns the changed settings of the server. Commits are durable.
+func Settings() map[string]string {
 	return map[string]string{
 		"fsync":              "on",
 		"full_page_writes":   "on",
@@ -45,7 +45,7 @@ type Postgres struct {
 // StartPostgres starts a server with its data on disk. Call Close when done; the server ends with this process in any
 // case. It returns an error if commits are not durable.
 func StartPostgres(ctx context.Context) (*Postgres, error) {
-	server, err := postgrestest.Start(ctx, postgrestest.Options{Settings: settings(), Own: true})
+	server, err := postgrestest.Start(ctx, postgrestest.Options{Settings: Settings(), Own: true})
 	if err != nil {
 		return nil, err
 	}
@@ -75,9 +75,6 @@ func (p *Postgres) describe(ctx context.Context) error {
 	}
 	return nil
 }
-
-// Settings returns the changed settings of the server.
-func (p *Postgres) Settings() map[string]string { return settings() }
 
 // Database is a database with the limiter's tables.
 type Database struct {

@@ -19,37 +19,18 @@ func Percentile[T cmp.Ordered](ascending []T, p float64) T {
 	return ascending[min(max(rank, 1), len(ascending))-1]
 }
 
-// Spread is one figure over several rounds. The middle half of the rounds is from Low to High. More rounds
-// make it more reliable, while the extremes only widen on a shared machine.
-type Spread struct {
-	Median float64 `json:"median"`
-	Low    float64 `json:"low"`  // the 25th percentile
-	High   float64 `json:"high"` // the 75th
-	Min    float64 `json:"min"`
-	Max    float64 `json:"max"`
-}
+// Spread is one figure over several rounds. The middle half of the rounds is from Low to High. More rounds make it more
+// reliable, while the extremes only widen on a shared machine.
+type Spread struct{ Low, Median, High float64 }
 
 // Of returns the spread of values. The median of an even number is the mean of the middle two.
 func Of(values []float64) Spread {
 	if len(values) == 0 || slices.ContainsFunc(values, math.IsNaN) {
-		nan := math.NaN()
-		return Spread{nan, nan, nan, nan, nan}
+		return Spread{math.NaN(), math.NaN(), math.NaN()}
 	}
 	sorted := slices.Sorted(slices.Values(values))
 	below, above := sorted[(len(sorted)-1)/2], sorted[len(sorted)/2]
-	return Spread{
-		Median: below + (above-below)/2,
-		Low:    Percentile(sorted, 25), High: Percentile(sorted, 75),
-		Min: sorted[0], Max: sorted[len(sorted)-1],
-	}
-}
-
-// Known returns the spread, or nil if it was not measured, because JSON has no NaN.
-func (s Spread) Known() *Spread {
-	if math.IsNaN(s.Median) {
-		return nil
-	}
-	return &s
+	return Spread{Percentile(sorted, 25), below + (above-below)/2, Percentile(sorted, 75)}
 }
 
 // Ratios returns the spread of each round's ratio of the value to the baseline's value. The ratio of two
@@ -57,14 +38,10 @@ func (s Spread) Known() *Spread {
 func Ratios(values, baseline []float64) Spread {
 	ratios := make([]float64, min(len(values), len(baseline)))
 	for i := range ratios {
-		ratios[i] = ratio(values[i], baseline[i])
+		ratios[i] = values[i] / baseline[i]
+		if baseline[i] == 0 {
+			ratios[i] = math.NaN()
+		}
 	}
 	return Of(ratios)
-}
-
-func ratio(value, baseline float64) float64 {
-	if baseline == 0 {
-		return math.NaN()
-	}
-	return value / baseline
 }

@@ -1,8 +1,6 @@
 package links_test
 
 import (
-	"encoding/json"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -53,21 +51,6 @@ func TestFiguresAgree(t *testing.T) {
 		}
 	}
 	require.Greater(t, quoted, 20)
-}
-
-// TestCurvesSayHowTheyWereMeasured promises that BENCHMARKS.md has the rounds, their length and the load in curves.json.
-func TestCurvesSayHowTheyWereMeasured(t *testing.T) {
-	t.Parallel()
-	var curves struct {
-		Rounds  int
-		RoundNs float64
-		Machine struct{ Load float64 }
-	}
-	file, err := os.ReadFile(filepath.Join(root, "bench/curves.json"))
-	require.NoError(t, err)
-	require.NoError(t, json.Unmarshal(file, &curves))
-	page := pages(t, "BENCHMARKS.md")[filepath.Join(root, "BENCHMARKS.md")]
-	require.Contains(t, page, fmt.Sprintf("%d rounds of %v s, at a load of %v ", curves.Rounds, curves.RoundNs/1e9, curves.Machine.Load))
 }
 
 // rounds reports whether a figure, written with as few digits as the quote, is the quote. One digit must be the figure,
