@@ -102,13 +102,13 @@ func TestACallAtAHeldRow(t *testing.T) {
 		for _, keepsConnection := range []bool{false, true} {
 			t.Run(fmt.Sprintf("KeepsConnection=%t/%d", keepsConnection, part), func(t *testing.T) {
 				t.Parallel()
-				open := sync.OnceValue(func() *stand { return newHeldStand(t, keepsConnection) })
+				held := newHeldStand(t, keepsConnection)
 				for i := part; i < len(names); i += stands {
 					t.Run(names[i], func(t *testing.T) {
 						if keepsConnection {
 							representative(t, names[i], "Take", "TakeSeveral", "Settle")
 						}
-						open().testACallAtAHeldRow(t, names[i], keepsConnection)
+						held.testACallAtAHeldRow(t, names[i], keepsConnection)
 					})
 				}
 			})
