@@ -35,7 +35,7 @@ func TestFromRules(t *testing.T) {
 		Tiers: tables.TierSet{Tiers: []tables.Tier{
 			{Limit: "search", Key: "{user}", Route: "/search", CostSource: "query:n"}, {Limit: "chat", Route: "/chat", CostSource: "header:X-Tokens"},
 		}},
-	})
+	}, nil)
 	require.NoError(t, err)
 	site, err := tables.NewSite(set, tables.SiteConfig{})
 	require.NoError(t, err)
