@@ -1,40 +1,28 @@
-// Package migrations creates the tables and functions of the rate limiter, as migrations of goose.
+// Package migrations creates the rate limiter's tables and functions, as migrations of goose.
 //
-// A function decides, so programs and servers must agree on what it does. Therefore a released function never changes:
-// a change is a new function with the next number, and programs of the previous version go on to call the old one.
-// Released files do not change either.
+//	err := migrations.Up(ctx, pool, migrations.Config{})
 //
-// A program usually calls [Up] when it starts. Any number of processes may do so at once: one applies the missing
-// migrations, and the others wait for it. You can also run goose's own command on the files, after CREATE SCHEMA
-// ratelimit, because goose creates its table of versions first:
+// Any number of processes may call [Up] when they start: one applies the missing migrations, and the others wait for
+// it. A released function never changes, because all programs must decide alike: a change is a new function with the
+// next number. You can also run goose's own command on the files in [FS], after CREATE SCHEMA ratelimit, because goose
+// creates its table of versions first:
 //
 //	goose -dir migrations -table ratelimit.goose_db_version postgres "$DATABASE_URL" up
 //
-// [Up] and [Down] hold an advisory lock of their session. Connect the pool to Postgres itself, or to a pooler in
-// session mode. A pooler in transaction mode gives the session to other clients between two statements.
+// [Up] and [Down] hold their session's advisory lock, so connect to Postgres itself or to a pooler in session mode.
 //
-// # Roles
-//
-// The tables and functions belong to the role that creates them. Programs need fewer privileges. [Grants] returns the
-// statements for three roles: of programs, which cannot change rules; of people who change rules, but not the history;
-// and of readers. With a role that migrates:
+// The tables and functions belong to the role that creates them, and programs need fewer privileges. To let a role of
+// its own migrate, and grant the others what they need:
 //
 //	CREATE ROLE ratelimit_owner LOGIN;
 //	CREATE ROLE app LOGIN;
-//	CREATE ROLE support LOGIN;
-//	CREATE ROLE status_page LOGIN;
 //	CREATE SCHEMA ratelimit AUTHORIZATION ratelimit_owner;
 //
-// and in the program that migrates, on a pool connected as ratelimit_owner:
-//
-//	err := migrations.Up(ctx, pool, cfg)
+//	statements, err := migrations.Grants(cfg, migrations.Roles{Application: "app", Operator: "support", Reader: "page"})
 //	// ...
-//	statements, err := migrations.Grants(cfg, migrations.Roles{Application: "app", Operator: "support", Reader: "status_page"})
-//	// ...
-//	_, err = pool.Exec(ctx, statements)
+//	_, err = pool.Exec(ctx, statements) // as ratelimit_owner
 //
 // If the application owns the tables today, name the new owner in Roles.Owner, and run the statements as a superuser.
-// Programs can still call Up when they start: if all migrations are applied and no function is missing, it only reads.
 package migrations
 
 import (

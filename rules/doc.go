@@ -1,41 +1,24 @@
-// Package rules keeps the policies of limits in tables, where they can be changed while programs run: for all keys of a
-// limit, for those on a plan, and for a single key; with who changed what, when and why.
+// Package rules keeps limits' policies in tables, for everybody, a plan or a single key, so you can change them while
+// programs run. It records who changed what, when, and why.
 //
-// A [Store] writes the table. Each change is one transaction, or part of the caller's. It adds rows, which are the
-// history, and takes none away; it adds 1 to the version of the rules, and notifies every program that listens.
-//
-// A [Set] has the rules that a program has loaded. It is a [ratelimit.Policies], and answers from memory:
-//
-//	set, err := rules.NewSet(pool, rules.Config{})
-//	...
-//	go set.Run(ctx)
+//	set, err := rules.NewSet(pool, rules.Config{}) // the rules that this process has loaded
+//	if err := set.Load(ctx); err != nil {
+//		return err
+//	}
+//	go set.Run(ctx) // follows changes
 //	limiter, err := ratelimit.New(pool, ratelimit.Config{Policies: set})
 //
-// # When a change holds
+// A [Set] answers from memory, so decisions never read the tables. The first of these that exists decides: the key's
+// override, the rule for the request's plan, the rule without a plan, the definition in your code.
 //
-// A change takes effect at an instant of the database's clock, by default 2 seconds after it is made. Before the
-// instant every program uses the old policy, and from it on the new one; its mode changes by the clock of each program,
-// which the Set corrects. A program that is notified later uses the old policy until then; [ratelimit.RulesLoaded]
-// reports it. If another change lies ahead, a new change with a later instant follows it, and a new change with an
-// earlier instant replaces it.
+// A [Store] makes changes, each in one transaction or as part of yours, so a rollback undoes them. A change takes
+// effect at the same time in every process, by default 2 seconds after the call on the database's clock. A process that
+// is notified later uses the old policy until then, and reports it as [ratelimit.RulesLoaded].
 //
-// The most specific policy decides a request: an override of its key, then the rule of its plan, then
-// the rule without a plan, then the definition in the code. If one ends, the next takes over at that instant.
+// [ReadFile] reads rules, overrides and tiers from YAML or JSON, and [Store.Apply] stores everything or nothing. A tier
+// applies a limit to some requests, with a key made of their attributes. A [Site] turns a request's attributes into the
+// requests that one Take decides.
 //
-// # Tiers, files, refusals
-//
-// A [Tier] applies a limit to some requests, with a key made of their attributes, at a cost. A [Site] makes the
-// requests of the tiers in the table, or of the code's tiers if the table has none. Pass them to one Take, which takes
-// from all limits or from none.
-//
-// [ReadFile] reads rules, tiers and overrides from YAML or JSON. [Store.Apply] stores them, all or nothing. A rule that
-// is no longer in a file stays until it is deleted.
-//
-// Package refusals counts the refusals of each limit and key. Pass its method to Config.Refused of package ratelimit;
-// it needs no rules. It writes sums, and the heaviest keys apart, so that the number of rows is bounded.
-//
-// # When something fails
-//
-// Without a database, and before the first load, the definitions in the code decide. If a load fails, the rules of the
-// last load stay in effect. If a row cannot be read, the row before it stays in effect, and the other rows are loaded.
+// If a load fails, the loaded rules stay in effect, and before the first load your code's definitions decide. A row
+// that can't be read leaves the rule before it in effect. docs/rules.md has the details.
 package rules

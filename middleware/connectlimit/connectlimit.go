@@ -13,34 +13,12 @@
 //	mux.Handle(pingv1connect.NewPingServiceHandler(service, connect.WithInterceptors(limits)))
 //
 // A call takes from all of its limits or from none, in one decision that commits before the handler runs. The tokens
-// stay taken even if the handler fails. A handler can return them with [ratelimit.Limiter.Credit]. Connect reads the
-// message of a unary call before its interceptors run, and messages of a stream after.
+// stay taken even if the handler fails, but it can return them with [ratelimit.Limiter.Credit]. Connect reads a unary
+// call's message before its interceptors run, and a stream's messages after. Slots of a [ratelimit.Concurrency] are
+// held while the handler runs, or while the stream is open. If a lease is lost, the handler's context ends with the
+// cause [ratelimit.ErrLeaseLost].
 //
-// Slots of a [ratelimit.Concurrency] are held while the handler runs, or while the stream is open, and then released.
-// If a lease is lost, the context of the handler ends with the cause [ratelimit.ErrLeaseLost];
-// [ratelimit.LeaseFromContext] returns the lease. Config.Message can take slots for unary calls only.
-//
-// # Answers
-//
-//	refused              CodeResourceExhausted (429), with RetryInfo, QuotaFailure with the limits that refused, and ErrorInfo
-//	no decision          CodeUnavailable (503), with RetryInfo and ErrorInfo, unless Config.FailOpen allows the call
-//	cost above capacity  CodeInvalidArgument with ErrorInfo and no RetryInfo, because waiting does not help; also an invalid cost
-//	no key               Config.InvalidKey with ErrorInfo: calls without a key never share a bucket
-//	a misuse             CodeInternal: no limits, or limits that contradict each other
-//	ended meanwhile      CodeCanceled or CodeDeadlineExceeded, if the call's own context ended
-//
-// ErrorInfo has the reasons RATE_LIMITED, LIMIT_PAUSED, RATE_LIMIT_UNAVAILABLE, COST_EXCEEDS_CAPACITY, INVALID_COST and
-// INVALID_KEY. With RetryInfo comes the header Retry-After in the Connect protocol, and the trailer
-// grpc-retry-pushback-ms in the others. Answers contain no key, and no text of a failure, which is logged. If a call
-// ends without a decision, its tokens may be taken.
-//
-// If the limiter has [ratelimit.Config.Policies], stored rules decide, and the answer names the policy that decided. A
-// request names the plan of its caller: PerCustomer.For(customer).Plan("pro"). A paused limit refuses until its pause
-// ends, and does not tell the reason. A limit that is off or in shadow mode refuses no call.
-//
-// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with
-// a cost. If one of your functions answered with a code of its own, the result is bad_key for Requests and bad_cost for
-// Message.
+// [Interceptor] lists the answers. With stored rules, name the caller's plan: PerCustomer.For(customer).Plan("pro").
 package connectlimit
 
 import (
@@ -104,7 +82,24 @@ type Config struct {
 }
 
 // Interceptor limits the calls that a server receives. Calls that a client makes pass through it. It is safe for
-// concurrent use.
+// concurrent use. Its answers:
+//
+//	refused              CodeResourceExhausted (429), with RetryInfo, QuotaFailure and ErrorInfo
+//	no decision          CodeUnavailable (503), with RetryInfo and ErrorInfo, unless Config.FailOpen allows the call
+//	cost above capacity  CodeInvalidArgument, with ErrorInfo; no RetryInfo, because waiting doesn't help
+//	invalid cost         CodeInvalidArgument, with ErrorInfo
+//	no key               Config.InvalidKey, with ErrorInfo: calls without a key never share a bucket
+//	misuse               CodeInternal: no limits, or limits that contradict each other
+//	ended meanwhile      CodeCanceled or CodeDeadlineExceeded, if the call's own context ended
+//
+// ErrorInfo has the reasons RATE_LIMITED, LIMIT_PAUSED, RATE_LIMIT_UNAVAILABLE, COST_EXCEEDS_CAPACITY, INVALID_COST and
+// INVALID_KEY. With RetryInfo comes the header Retry-After in the Connect protocol, and the trailer
+// grpc-retry-pushback-ms in the others. No answer has a key, a pause's reason, or a failure's text, which is logged. If
+// a call ends without a decision, its tokens may be taken.
+//
+// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with
+// a cost. If your function answered with a code of its own, the result is bad_key for Requests and bad_cost for
+// Message.
 type Interceptor struct{ gate *rpclimit.Gate[Call] }
 
 var _ connect.Interceptor = (*Interceptor)(nil)

@@ -102,6 +102,26 @@ type middleware struct {
 // ratelimit.New, and not bound to a transaction. Middlewares can be nested: each decides by itself, and their fields in
 // the same form are merged. If both take from one bucket, a request counts twice, and a line in the log says so. The
 // error wraps ratelimit.ErrInvalidConfig and says what to change. The middleware panics without a handler.
+//
+// Responses carry the fields that [Config].Headers chooses, by default RateLimit-Policy and RateLimit as in
+// draft-ietf-httpapi-ratelimit-headers-11. A refusal has Cache-Control: no-store, RateLimit-Reason, and a body as
+// problem+json, plain text or a page, by its Accept field:
+//
+//	429 quota-exceeded              a limit refused; Retry-After is the longest wait
+//	429 temporary-reduced-capacity  a limit is paused until Retry-After
+//	400 bad-key                     the request has no key
+//	400 bad-cost                    it states an invalid cost
+//	413 too-costly                  it costs more than a limit can ever hold; no Retry-After, because waiting doesn't help
+//	503 not-decided                 the store failed, was too slow, or too contended; Retry-After is 1
+//
+// Retry-After is in whole seconds, rounded up; the body has the wait in milliseconds, as retry_after_ms. A refused
+// request costs nothing, but if the store failed during the call, the request may be charged. Echo writes an error's
+// status after the middleware has returned, so for [Limit].Credit put a middleware inside that calls
+// c.Echo().HTTPErrorHandler.
+//
+// If the limiter has [ratelimit.Config].Policies, stored rules decide, for the plan that [Limit].Plan returns. If all
+// of a request's limits are in shadow or off, it passes without a key, with any cost, and when the store fails. The
+// limiter's Observer receives a [ratelimit.Answered] for each request, by [Config].Route.
 func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Handler, error) {
 	if err := guard.CheckLimiter(limiter); err != nil {
 		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)

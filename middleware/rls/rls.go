@@ -1,39 +1,17 @@
-// Package rls answers the rate limit service of Envoy (envoy.service.ratelimit.v3) with limits of package ratelimit.
+// Package rls answers Envoy's rate limit service (envoy.service.ratelimit.v3) with limits of package ratelimit.
 //
 //	service, err := rls.New(limiter, rls.Config{Domains: map[string]rls.Domain{"edge": {Site: site}}})
 //	server := grpc.NewServer()
 //	ratelimitv3.RegisterRateLimitServiceServer(server, service)
 //
-// The entries of a descriptor are the attributes of package rules: an entry "user" is the attribute user, and other
-// names must be in [rules.SiteConfig].Attributes. The tiers of the Site select the limits of each descriptor. All
-// limits of a call are decided together: it takes from all of them or from none.
-//
-// The entries address, remote_address and masked_remote_address are clients' addresses: every guard and the tiers make
-// the same key of one, so an IPv6 client is its /64. To count larger networks, set v6_prefix_mask_len of
-// masked_remote_address.
-//
-// # Answers
-//
-//	a domain or descriptor that no tier fits  OK without a limit, as the reference server answers
-//	a limit in shadow that refuses            OK; the Observer of the Limiter receives the refusal
-//	more hits than a limit can ever give      OVER_LIMIT
-//	more negative hits than a limit can hold  InvalidArgument
-//	an override of the descriptor             a fixed window from 1970 on, as in the reference server
-//	no domain, no descriptors, an entry twice InvalidArgument
-//	an attribute of a key is missing          InvalidArgument; see [rules.Site.Requests]
-//	an address of a key is no IP address      InvalidArgument
-//	no decision                               Unavailable
+// A descriptor's entries are the attributes of package rules: an entry "user" is the attribute user, and other names
+// must be in [rules.SiteConfig].Attributes. The Site's tiers select each descriptor's limits, and one decision takes
+// from all of a call's limits or from none. The entries address, remote_address and masked_remote_address are clients'
+// addresses, so an IPv6 client is its /64. To count larger networks, set v6_prefix_mask_len of masked_remote_address.
 //
 // A misspelled domain or entry admits every call. Each such call is a [ratelimit.Answered] with the result "unlimited",
 // and each unknown domain and set of entries is a warning of Config.Logger once, up to a hundred of them. A failure of
-// this service admits calls, too, unless Envoy's filter has failure_mode_deny.
-//
-// The status of a descriptor shows the limit with the longest wait, or otherwise the limit with the fewest tokens left.
-// LimitRemaining is the whole number of these tokens. A limit that refuses has 0, because Envoy sends the status with
-// the fewest remaining to the client, and DurationUntilReset is then the time after which the same call is admitted if
-// there are no competitors. Otherwise it is the time until the bucket is full. A refusal has the header retry-after.
-//
-// If a call is refused, its charged and negative hits change nothing either.
+// this service admits calls too, unless Envoy's filter has failure_mode_deny. [Service] lists the answers.
 package rls
 
 import (
@@ -78,7 +56,22 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Service implements ratelimitv3.RateLimitServiceServer. It is safe for concurrent use.
+// Service implements ratelimitv3.RateLimitServiceServer. It is safe for concurrent use. Its answers:
+//
+//	a domain or descriptor that no tier fits  OK without a limit, as the reference server answers
+//	a limit in shadow that refuses            OK; the Limiter's Observer receives the refusal
+//	more hits than a limit can ever give      OVER_LIMIT
+//	more negative hits than a limit can hold  InvalidArgument
+//	an override of the descriptor             a fixed window from 1970 on, as in the reference server
+//	no domain, no descriptors, an entry twice InvalidArgument
+//	a key's attribute is missing              InvalidArgument; see [rules.Site.Requests]
+//	a key's address is no IP address          InvalidArgument
+//	no decision                               Unavailable
+//
+// A descriptor's status shows the limit with the longest wait, or otherwise the one with the fewest tokens left, in
+// whole numbers. A limit that refuses has a LimitRemaining of 0, because Envoy sends the status with the fewest
+// remaining to the client. Its DurationUntilReset is then the wait, and otherwise the time until the bucket is full. A
+// refusal has the header retry-after. If a call is refused, its charged and negative hits change nothing either.
 type Service struct {
 	ratelimitv3.UnimplementedRateLimitServiceServer
 

@@ -3,74 +3,8 @@
 //	observer, err := otellimit.New(otellimit.Config{})
 //	limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: observer})
 //
-// The metrics:
-//
-//	ratelimit.requests             {request}  requests to a limit, by result
-//	ratelimit.cost                 {token}    tokens they asked for
-//	ratelimit.decision.duration    s          how long a call took, once a call
-//	ratelimit.reservation.wait     s          how long reserved work waits, once a call
-//	ratelimit.settlement.delta     {token}    difference between reserved and used tokens
-//	ratelimit.leases               {lease}    leases on slots that were renewed, released or lost
-//	ratelimit.failures             {failure}  calls and transactions that failed
-//	ratelimit.cancelled.duration   s          how long calls and transactions had waited when their callers left
-//	ratelimit.transaction.duration s          how long a transaction of InTx took, with all attempts
-//	ratelimit.contended            {call}     calls and transactions that gave up, as every attempt conflicted
-//	ratelimit.conflicts            {attempt}  attempts that lost against another transaction
-//	ratelimit.batch.size           {call}     calls that one statement answered
-//	ratelimit.batch.duration       s          how long the database took for them
-//	ratelimit.queue.wait           s          wait for earlier transactions of this process, or of all
-//	ratelimit.pruned               {bucket}   full buckets deleted
-//	ratelimit.clock_repairs               {bucket}   buckets that a wrong clock had left in the future
-//	ratelimit.answers              {request}  what guards made of requests: httplimit, grpclimit, connectlimit
-//	ratelimit.rules.loads          {load}     loads of rules from tables, by result
-//	ratelimit.rules.load.duration  s          how long a load took
-//	ratelimit.rules.late           s          how long after its beginning the latest change was heard of
-//	ratelimit.rules.version        {version}  which rules decide
-//	ratelimit.rules.count          {rule}     how many there are, by kind: rules, overrides, and kept, which cannot be read
-//	ratelimit.plans_without_rule   {plan}     plans of requests without a stored rule although others have one, each once
-//	ratelimit.upstream.share       {share}    share of the contract that an upstream accepts, of the key whose share changed last
-//
-// Their attributes, each of few values; there is never a key:
-//
-//	ratelimit.limit        the limit's name. A metric counted once a call over several limits has the first that
-//	                       refused, else the first
-//	ratelimit.result       allowed, reserved, refused, paused (refused until the limit's pause ends), vetoed (another limit
-//	                       of the call refused), off (the limit's rule is off), contended, cancelled (the caller left), failed,
-//	                       or shadow_refused and shadow_paused (a limit that is not enforced, by the program or by its rule,
-//	                       would refuse). Of transactions: committed, rolled_back (by its own error), contended, cancelled
-//	                       or failed. Of
-//	                       answers: what ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by
-//	                       shadow_ for a limit that is not enforced. Of loads: loaded, kept (some cannot be read) or failed.
-//	                       Of leases: renewed, released or lost (it was not held any more)
-//	ratelimit.set          rules, overrides or kept
-//	ratelimit.route        what the guard is in front of
-//	ratelimit.kind         token_bucket, fixed_window, sliding_window, calendar_window or concurrency
-//	ratelimit.verb         take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the
-//	                       like. Functions of package take count as the calls that they make
-//	ratelimit.cached       whether the refusal cache answered
-//	ratelimit.direction    of a settlement: charged or returned. Two sums, because a single sum would hide both
-//	error.type             the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
-//	                       commit_unknown, not_migrated, pooler_mode and other
-//
-// Tokens taken are the cost of requests that were allowed or reserved by another verb than check. A decision in a
-// transaction of the application counts at once, also if the transaction is rolled back.
-//
-// # Spans
-//
-// Each decision, failed call and transaction of InTx is a span, a child of the one in the call's context: "ratelimit
-// take" and so on, by its verb, and "ratelimit transaction". It has the attributes of metrics above, and some that have
-// too many values for a metric. Times are in seconds:
-//
-//	ratelimit.limits       the names of all limits of a call over several
-//	ratelimit.rules        the names of the rules of ratelimit.Config.Policies that decided
-//	ratelimit.remaining    the tokens left
-//	ratelimit.retry_after  after a refusal: the time to wait
-//	ratelimit.wait         of a reserve: the time until the work may run
-//	ratelimit.pending      whether the transaction of the call may still roll back
-//	ratelimit.attempts     of a transaction: how often it ran
-//
-// The status of a failed call is Error, with the text of the error without secrets. A span has the times of its call,
-// also if it is reported later: ratelimit.Limiter.InTx reports when the transaction has ended.
+// [Observer] lists the metrics, their attributes and the spans. No attribute has a key, because keys can be personal
+// data and have too many values.
 package otellimit
 
 import (
@@ -106,7 +40,70 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// Observer is a ratelimit.Observer that reports to OpenTelemetry. It is safe for concurrent use.
+// Observer is a ratelimit.Observer that reports to OpenTelemetry. It is safe for concurrent use. The metrics:
+//
+//	ratelimit.requests             {request}  requests to a limit, by result
+//	ratelimit.cost                 {token}    tokens that they asked for
+//	ratelimit.decision.duration    s          a call's duration
+//	ratelimit.reservation.wait     s          time until reserved work may run
+//	ratelimit.settlement.delta     {token}    difference between reserved and used tokens
+//	ratelimit.leases               {lease}    leases that were renewed, released or lost
+//	ratelimit.failures             {failure}  calls and transactions that failed
+//	ratelimit.cancelled.duration   s          how long calls and transactions had waited when their callers left
+//	ratelimit.transaction.duration s          an InTx transaction's duration, with all attempts
+//	ratelimit.contended            {call}     calls and transactions that gave up, because every attempt conflicted
+//	ratelimit.conflicts            {attempt}  attempts that lost against another transaction
+//	ratelimit.batch.size           {call}     calls that one statement answered
+//	ratelimit.batch.duration       s          the database's time for them
+//	ratelimit.queue.wait           s          wait for earlier transactions in this process, or in all
+//	ratelimit.pruned               {bucket}   full buckets deleted
+//	ratelimit.clock_repairs        {bucket}   buckets that a wrong clock had left in the future
+//	ratelimit.answers              {request}  answers of httplimit, grpclimit and connectlimit
+//	ratelimit.rules.loads          {load}     loads of rules from tables, by result
+//	ratelimit.rules.load.duration  s          a load's duration
+//	ratelimit.rules.late           s          how late the process learned about the latest change
+//	ratelimit.rules.version        {version}  the rules' version
+//	ratelimit.rules.count          {rule}     number of rules, overrides, and rows kept because the next can't be read
+//	ratelimit.plans_without_rule   {plan}     plans without a stored rule although others have one, each once
+//	ratelimit.upstream.share       {share}    the share of its contract that an upstream accepts, for the last key changed
+//
+// Each attribute has few values, and none has a key:
+//
+//	ratelimit.limit        the limit's name; for a call over several, the first that refused, or else the first
+//	ratelimit.result       allowed, reserved, refused, paused, vetoed (another limit in the call refused), off, contended,
+//	                       cancelled (the caller left) or failed; shadow_refused and shadow_paused for a limit in shadow
+//	                       transactions: committed, rolled_back (by their own error), contended, cancelled or failed
+//	                       answers: a result of ratelimit.Answered, such as refused, failed_open and bad_key, after
+//	                       shadow_ for a limit in shadow
+//	                       loads: loaded, kept (some rows can't be read) or failed
+//	                       leases: renewed, released or lost
+//	ratelimit.set          rules, overrides or kept
+//	ratelimit.route        the route, as Config.Route of the middleware names it
+//	ratelimit.kind         token_bucket, fixed_window, sliding_window, calendar_window or concurrency
+//	ratelimit.verb         take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and so
+//	                       on. Functions of package take count as the calls that they make
+//	ratelimit.cached       whether the refusal cache answered
+//	ratelimit.direction    of a settlement: charged or returned
+//	error.type             the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
+//	                       commit_unknown, not_migrated, pooler_mode and other
+//
+// The tokens taken are the cost of allowed and reserved requests, except for the verb check. A decision in your
+// transaction counts immediately, even if the transaction rolls back.
+//
+// Each decision, failed call and InTx transaction is also a span, a child of the one in the call's context: "ratelimit
+// take" and so on, by its verb, and "ratelimit transaction". It has the attributes above, and some with too many values
+// for a metric (times are in seconds):
+//
+//	ratelimit.limits       all limits in a call over several
+//	ratelimit.rules        the stored rules that decided
+//	ratelimit.remaining    the tokens left
+//	ratelimit.retry_after  after a refusal: the time to wait
+//	ratelimit.wait         of a reserve: the time until the work may run
+//	ratelimit.pending      whether the call's transaction may still roll back
+//	ratelimit.attempts     of a transaction: how often it ran
+//
+// A failed call's status is Error, with the error's text without secrets. A span has its call's times, even if InTx
+// reports it when the transaction has ended.
 type Observer struct {
 	instruments []instrument
 	tracer      trace.Tracer

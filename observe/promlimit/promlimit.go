@@ -4,60 +4,8 @@
 //	prometheus.MustRegister(observer)
 //	limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: observer})
 //
-// The metrics, of which grafana.json beside this file is a dashboard:
-//
-//	ratelimit_requests_total{limit,kind,verb,result,cached}     requests to a limit
-//	ratelimit_cost_tokens_total{limit,kind,verb,result,cached}  tokens they asked for
-//	ratelimit_rule_requests_total{limit,rule,result}               requests that a rule of ratelimit.Config.Policies decided
-//	ratelimit_decision_duration_seconds{limit,verb,result}           how long a call took, once a call
-//	ratelimit_reservation_wait_seconds{limit,verb}                   how long reserved work waits, once a call
-//	ratelimit_settlement_delta_tokens_total{limit,direction}         difference between reserved and used tokens
-//	ratelimit_leases_total{limit,result}                             leases on slots that were renewed, released or lost
-//	ratelimit_failures_total{verb,error_type}                       calls and transactions that failed
-//	ratelimit_cancelled_duration_seconds{verb}                      how long calls and transactions had waited when their callers left
-//	ratelimit_transaction_duration_seconds{result}                  how long a transaction of InTx took, with all attempts
-//	ratelimit_contended_total{verb}                                 calls and transactions that gave up, as every attempt conflicted
-//	ratelimit_conflicts_total{verb}                                 attempts that lost against another transaction
-//	ratelimit_batch_size{}                                          calls that one statement answered
-//	ratelimit_batch_duration_seconds{}                              how long the database took for them
-//	ratelimit_queue_wait_seconds{}                                  wait for earlier transactions of this process
-//	ratelimit_pruned_buckets_total{}                                full buckets deleted
-//	ratelimit_clock_repairs_total{limit}                            buckets that a wrong clock had left in the future
-//	ratelimit_answers_total{route,limit,result}                      what guards made of requests: httplimit, grpclimit, connectlimit
-//	ratelimit_rules_loads_total{result}                             loads of rules from tables
-//	ratelimit_rules_load_duration_seconds{result}                   how long a load took
-//	ratelimit_rules_late_seconds{}                                  how long after its beginning the latest change was heard of
-//	ratelimit_rules_loaded_timestamp_seconds{}                      when the rules that decide were loaded
-//	ratelimit_rules_checked_timestamp_seconds{}                     when they were last known to be the stored rules
-//	ratelimit_rules_version{}                                       which rules decide
-//	ratelimit_rules{set}                                            how many there are: rules, overrides, and kept, which cannot be read
-//	ratelimit_plans_without_rule_total{limit}                        plans of requests without a stored rule although others have one, each once
-//	ratelimit_upstream_share{limit}                                  share of the contract that an upstream accepts, of the key whose share changed last
-//
-// Each label has few values, and there is never a key:
-//
-//	limit       the limit's name, up to Config.MaxNames of them. A metric counted once a call over several limits has
-//	            the first that refused, else the first
-//	rule        the name of that rule, up to Config.MaxNames of them
-//	result      allowed, reserved, refused, paused (refused until the limit's pause ends), vetoed (another limit of the
-//	            call refused), off (the limit's rule is off), contended, cancelled (the caller left), failed, or shadow_refused
-//	            and shadow_paused (a limit that is not enforced, by the program or by its rule, would refuse). Of
-//	            transactions: committed, rolled_back (by its own error), contended, cancelled or failed. Of answers: what
-//	            ratelimit.Answered lists, such as refused, failed_open and bad_key, preceded by shadow_ for a limit that
-//	            is not enforced. Of loads: loaded, kept (some cannot be read) or failed. Of leases: renewed, released
-//	            or lost (it was not held any more)
-//	set         rules, overrides or kept
-//	route       what the guard is in front of, up to Config.MaxNames of them
-//	kind        token_bucket, fixed_window, sliding_window, calendar_window or concurrency; empty when the call failed
-//	verb        take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and the like.
-//	            Functions of package take count as the calls that they make
-//	cached      true when the refusal cache answered
-//	direction   charged or returned
-//	error_type  the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
-//	            commit_unknown, not_migrated, pooler_mode and other
-//
-// Tokens taken are the cost of requests that were allowed or reserved by another verb than check. A decision in a
-// transaction of the application counts at once, also if the transaction is rolled back.
+// [Observer] lists the metrics and their labels. No label has a key, because keys can be personal data and have too
+// many values. Beside this file, grafana.json is a dashboard and alerts.yaml has alerts.
 package promlimit
 
 import (
@@ -96,7 +44,60 @@ func (c Config) validate() error {
 	return nil
 }
 
-// Observer is a ratelimit.Observer and a prometheus.Collector. It is safe for concurrent use.
+// Observer is a ratelimit.Observer and a prometheus.Collector. It is safe for concurrent use. The metrics:
+//
+//	ratelimit_requests_total{limit,kind,verb,result,cached}     requests to a limit
+//	ratelimit_cost_tokens_total{limit,kind,verb,result,cached}  tokens that they asked for
+//	ratelimit_rule_requests_total{limit,rule,result}            requests that a stored rule decided
+//	ratelimit_decision_duration_seconds{limit,verb,result}      a call's duration
+//	ratelimit_reservation_wait_seconds{limit,verb}              time until reserved work may run
+//	ratelimit_settlement_delta_tokens_total{limit,direction}    difference between reserved and used tokens
+//	ratelimit_leases_total{limit,result}                        leases that were renewed, released or lost
+//	ratelimit_failures_total{verb,error_type}                   calls and transactions that failed
+//	ratelimit_cancelled_duration_seconds{verb}                  how long calls had waited when their callers left
+//	ratelimit_transaction_duration_seconds{result}              an InTx transaction's duration, with all attempts
+//	ratelimit_contended_total{verb}                             calls that gave up, because every attempt conflicted
+//	ratelimit_conflicts_total{verb}                             attempts that lost against another transaction
+//	ratelimit_batch_size{}                                      calls that one statement answered
+//	ratelimit_batch_duration_seconds{}                          the database's time for them
+//	ratelimit_queue_wait_seconds{}                              wait for earlier transactions in this process
+//	ratelimit_pruned_buckets_total{}                            full buckets deleted
+//	ratelimit_clock_repairs_total{limit}                        buckets that a wrong clock had left in the future
+//	ratelimit_answers_total{route,limit,result}                 answers of httplimit, grpclimit and connectlimit
+//	ratelimit_rules_loads_total{result}                         loads of rules from tables
+//	ratelimit_rules_load_duration_seconds{result}               a load's duration
+//	ratelimit_rules_late_seconds{}                              how late the process learned about the latest change
+//	ratelimit_rules_loaded_timestamp_seconds{}                  when the rules in effect were loaded
+//	ratelimit_rules_checked_timestamp_seconds{}                 when they last matched the tables
+//	ratelimit_rules_version{}                                   the rules' version
+//	ratelimit_rules{set}                                        number of rules, overrides, and rows kept
+//	ratelimit_plans_without_rule_total{limit}                   plans without a rule although others have one, each once
+//	ratelimit_upstream_share{limit}                             the share that an upstream accepts, last key changed
+//
+// Each label has few values, and none has a key:
+//
+//	limit       the limit's name; for a call over several, the first that refused, or else the first
+//	rule        the rule's name
+//	result      allowed, reserved, refused, paused, vetoed (another limit in the call refused), off, contended,
+//	            cancelled (the caller left) or failed; shadow_refused and shadow_paused for a limit in shadow
+//	            transactions: committed, rolled_back (by their own error), contended, cancelled or failed
+//	            answers: a result of ratelimit.Answered, such as refused, failed_open and bad_key, after shadow_ for a
+//	            limit in shadow
+//	            loads: loaded, kept (some rows can't be read) or failed
+//	            leases: renewed, released or lost
+//	set         rules, overrides, or kept because the next row can't be read
+//	route       the route, as Config.Route of the middleware names it
+//	kind        token_bucket, fixed_window, sliding_window, calendar_window or concurrency; empty if the call failed
+//	verb        take, check, reserve, acquire; for errors and conflicts also settle, release, transaction and so on.
+//	            Functions of package take count as the calls that they make
+//	cached      true if the refusal cache answered
+//	direction   charged or returned
+//	error_type  the server's SQLSTATE, or one of timeout, cancelled, connection, overloaded, closed,
+//	            commit_unknown, not_migrated, pooler_mode and other
+//
+// Config.MaxNames bounds the number of limits, rules and routes. The tokens taken are the cost of allowed and reserved
+// requests, except for the verb check. A decision in your transaction counts immediately, even if the transaction rolls
+// back.
 type Observer struct {
 	names      map[string]*names // by label
 	metrics    []metric

@@ -1,5 +1,5 @@
-// Package client serves a JavaScript module that computes in the browser, between two polls, the tokens left of a
-// rate limit and the time until a retry. It polls the handler of [httplimit.NewClientState].
+// Package client serves a JavaScript module that computes in the browser, between two polls, a limit's remaining tokens
+// and the time until a retry. It polls the handler of [httplimit.NewClientState].
 //
 //	state, err := httplimit.NewClientState(httplimit.ClientStateConfig{
 //		Limiter: limiter,
@@ -29,20 +29,8 @@
 //	  limits.refresh(); // and the page updates the remaining tokens
 //	};
 //
-// The module has no dependencies and uses no global state. Its base is the pure function evaluate(state, at, cost). It
-// gives the answers of the Go package to the last bit, for a state from any source, for example one in the page.
-// take(state, at, cost) returns the answer and the state after a Take, and reserve(state, at, cost, maxReserved) does
-// the same for a Reserve. Sliding windows and limits on concurrency have no reservations. The wait for slots is an
-// upper bound: a slot becomes free when its lease ends, or earlier. For a calendar window, answers before the instant
-// of the state are not exact. NewClientState refuses limits with Shards, because a state holds only the sum of their
-// rows.
-//
-// The module does not use the page's clock. It estimates the server's clock from the round trips of the polls, on
-// performance.now(), with an error of at most half of the shortest of the last eight. So an answer may be early or late
-// by that much, and other calls on the same key may take tokens meanwhile: show the answer, but do not rely on it.
-//
-// A visible page polls every 15 seconds, or every pollMs, and more and more rarely while the server fails. If another
-// user signs in without a new page, close the client and make another.
+// Show the answer, but don't rely on it, because other calls on the same key can take tokens meanwhile. [Handler] says
+// how exact it is.
 package client
 
 import (
@@ -62,6 +50,17 @@ func Module() []byte { return bytes.Clone(module) }
 
 // Handler serves the module to GET and HEAD. Browsers keep it and ask each time whether it is still the one:
 // the page, the module and the state it reads change together.
+//
+// The module has no dependencies and no global state. Its base is the pure function evaluate(state, at, cost), which
+// gives the Go package's answers to the last bit, for a state from any source, for example one in the page. take(state,
+// at, cost) returns the answer and the state after a Take, and reserve(state, at, cost, maxReserved) does the same for
+// a Reserve, except for sliding windows and slots. The wait for slots is an upper bound, and for a calendar window,
+// answers before the state's time aren't exact. Limits with Shards are refused, because a state holds only their rows'
+// sum.
+//
+// The module estimates the server's clock from the polls' round trips, on performance.now(), with an error of at most
+// half of the shortest in the last eight. A visible page polls every 15 seconds, or every pollMs, and more and more
+// rarely while the server fails. If another user signs in without a new page, close the client and make another.
 func Handler() http.Handler {
 	sum := sha256.Sum256(module)
 	tag := `"` + base64.RawURLEncoding.EncodeToString(sum[:]) + `"`
