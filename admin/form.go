@@ -91,7 +91,6 @@ func (f form) instant(name string) (time.Time, error) {
 	return time.Time{}, wrong("%s is no instant. Write it as 2026-01-31T18:00, in UTC.", label(name))
 }
 
-// rule returns the rule that a form says.
 func (f form) rule() (rules.Rule, error) {
 	policy, err := f.policy()
 	return rules.Rule{

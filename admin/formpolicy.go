@@ -34,7 +34,6 @@ func kinds() []string {
 // months has no month first, because the field may be left out.
 const months = ",january,february,march,april,may,june,july,august,september,october,november,december"
 
-// fieldsOf returns the fields of a kind.
 func fieldsOf(kind string) []field {
 	rate, period := field{Name: "rate", IsNumber: true}, field{Name: "period", Hint: "90s, 1h, 7d"}
 	capacity := field{Name: "capacity", Hint: "as the rate", IsNumber: true}

@@ -79,7 +79,6 @@ func older(entries *part[[]rules.Statement], most int) int64 {
 	return last + 1
 }
 
-// entries reads a part of the history.
 func (v *visit) entries(g *gather, query rules.HistoryQuery) *part[[]rules.Statement] {
 	return ask(g, "the history", func(ctx context.Context) ([]rules.Statement, error) {
 		if v.store == nil {

@@ -55,7 +55,6 @@ type reservationLife struct {
 	Now   time.Time
 }
 
-// lifeStep is a step in the life of a reservation.
 type lifeStep struct {
 	What string
 	At   time.Time

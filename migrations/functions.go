@@ -60,7 +60,6 @@ func upOf(files fs.FS, name string) (string, error) {
 	return up, err
 }
 
-// lackFunctions returns the functions that the schema lacks.
 func lackFunctions(ctx context.Context, db querier, schema string) ([]Function, error) {
 	functions, err := Functions(Config{Schema: schema})
 	if err != nil {

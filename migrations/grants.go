@@ -102,7 +102,6 @@ const (
 	mayChange = "SELECT, INSERT, UPDATE, DELETE"
 )
 
-// privileges are the privileges of the roles on a table.
 type privileges struct{ table, application, operator string }
 
 // allPrivileges returns the privileges on each table, also on goose's table of versions.

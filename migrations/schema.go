@@ -49,7 +49,6 @@ func (c Config) schema() (string, error) {
 	return schema, nil
 }
 
-// schemaOn returns the schema of the tables on pool.
 func (c Config) schemaOn(ctx context.Context, pool *pgxpool.Pool) (string, error) {
 	if pool == nil {
 		return "", errNilPool

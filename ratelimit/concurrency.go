@@ -72,7 +72,6 @@ func (l Limit) holds() bool {
 	return bucket.Holds(&t)
 }
 
-// verbAcquire is the verb of Acquire.
 const verbAcquire = "acquire"
 
 // checkVerb returns an error if the limit does not support the verb, or not with this cost.

@@ -127,7 +127,6 @@ func (one *single) decision(at time.Time) Decision {
 	return d
 }
 
-// decide returns the decision on the call from the answers of its buckets.
 func (p *plan) decide(answers []bucket.Answer) Decision {
 	states, holds := room(len(answers))
 	now := p.now

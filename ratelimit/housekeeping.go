@@ -255,7 +255,6 @@ func prune(ctx context.Context, l *Limiter, named map[string][]bucket.Terms) (de
 	return deleted, nil
 }
 
-// checkPrune returns an error if the Limiter cannot prune the limits.
 func checkPrune(l *Limiter, call string, limits []Limit) error {
 	if l.pool == nil {
 		return fmt.Errorf("%w: %s runs in transactions of its own and needs a Limiter that New returned, not one of WithTx",

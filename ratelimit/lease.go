@@ -100,7 +100,6 @@ func (p *plan) asksForSlots(requests []Request) bool {
 	return false
 }
 
-// limitOf returns the limit of request i.
 func (p *plan) limitOf(i int) Limit {
 	if known := p.asked[i].known; known != nil {
 		return known.Limit

@@ -65,7 +65,6 @@ func (l Limit) definition() definition {
 	return l.made.Value()
 }
 
-// isZero reports whether the limit is the zero Limit.
 func (l Limit) isZero() bool { return l == Limit{} }
 
 // isAs reports whether the limits decide alike. Different policies can compile to the same terms.

@@ -268,7 +268,6 @@ func (c *call) reservation() *reserved.Reservation {
 	return r
 }
 
-// isAnyOf reports whether err is one of targets.
 func isAnyOf(err error, targets ...error) bool {
 	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 }

@@ -129,7 +129,6 @@ func (r *Ruling) needsNow() bool {
 	return r.pausedUntil > bucket.MinInstant || len(r.revisions) > 1
 }
 
-// holding returns the revision in effect at now.
 func (r *Ruling) holding(now int64) *revision {
 	i := len(r.revisions) - 1
 	for i > 0 && r.revisions[i].from > now {

@@ -393,7 +393,6 @@ func (c *call) leaveShadowsOut(run func(again *call) error) error {
 	return nil
 }
 
-// withoutShadows returns the plan without the buckets that refused in shadow.
 func (p *plan) withoutShadows(refused []int, answers []bucket.Answer) plan {
 	left := *p
 	left.asks, left.of, left.asked = slices.Clone(p.asks), slices.Clone(p.of), slices.Clone(p.asked)

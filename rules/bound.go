@@ -204,7 +204,6 @@ func boundsOf(of *limitRules) *bounds {
 	return b
 }
 
-// chain returns the point of a chain.
 func (b *bounds) chain(so chain) point {
 	all := nowhere()
 	for i, s := range so {

@@ -101,7 +101,6 @@ type pause struct {
 	reason      string
 }
 
-// later returns the pause that ends later.
 func (p pause) later(q pause) pause {
 	if q.until > p.until {
 		return q
@@ -237,7 +236,6 @@ func (of *limitRules) finish(noted *definition) {
 	}
 }
 
-// chainOf returns the chain of a plan.
 func (of *limitRules) chainOf(plan string) chain {
 	if stated, ok := of.plans[plan]; ok {
 		return stated

@@ -243,7 +243,6 @@ func lastLine(item *yaml.Node, field string) (line int) {
 	return line
 }
 
-// lineError is an error of a line of a file.
 type lineError struct {
 	line    int
 	problem string

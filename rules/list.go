@@ -96,7 +96,6 @@ func (s *Store) read(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return readOnly(ctx, s.pool, fn)
 }
 
-// read adds rows to the list.
 func (l *Listing) read(rows pgx.Rows) error {
 	for rows.Next() {
 		r, err := rowOf(rows)

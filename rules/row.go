@@ -48,7 +48,6 @@ func (r *row) args() []any {
 	}
 }
 
-// rowOfRule returns the row that states a rule.
 func rowOfRule(rule Rule) (r row, err error) {
 	r = row{of: OfRule, name: rule.Limit, plan: rule.Plan}
 	rule.Limit, rule.Plan = "", ""
@@ -56,7 +55,6 @@ func rowOfRule(rule Rule) (r row, err error) {
 	return r, err
 }
 
-// rowOfOverride returns the row that states an override.
 func rowOfOverride(o Override) (r row, err error) {
 	r = row{of: OfOverride, name: o.Limit, key: o.Key, until: microsOf(o.Until)}
 	text, err := o.text()
@@ -66,12 +64,10 @@ func rowOfOverride(o Override) (r row, err error) {
 	return r, err
 }
 
-// rowOfPause returns the row that states a pause.
 func rowOfPause(p Pause) row {
 	return row{of: OfPause, name: p.Limit, key: p.Key, says: []byte("{}"), until: microsOf(p.Until)}
 }
 
-// rowOfTiers returns the row that states the tiers.
 func rowOfTiers(tiers TierSet) (r row, err error) {
 	r.of = OfTiers
 	r.says, err = json.Marshal(TierSet{cmp.Or(tiers.Match, MatchAll), tiers.Tiers})
@@ -101,7 +97,6 @@ func (r *row) override() (Override, error) {
 	return o, o.Validate()
 }
 
-// pause returns the pause that the row states.
 func (r *row) pause() Pause { return Pause{Limit: r.name, Key: r.key, Until: timeOf(r.until)} }
 
 // tiers returns the tiers of the row. It returns an error that wraps ErrInvalid if they are invalid.

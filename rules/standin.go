@@ -135,7 +135,6 @@ func (d *definition) standsIn(limit ratelimit.Limit) {
 	}
 }
 
-// isStandIn reports whether the Set returned the limit.
 func (d *definition) isStandIn(limit *ratelimit.Limit) bool {
 	known := d.standIns.Load()
 	return known != nil && (*known)[*limit]

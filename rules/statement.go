@@ -59,7 +59,6 @@ type Listing struct {
 	Err error
 }
 
-// statement returns the row as a Statement.
 func (r *row) statement() Statement {
 	s := Statement{
 		Of: r.of, Limit: r.name, Plan: r.plan, Key: r.key, Version: r.version, Made: timeOf(&r.made),

@@ -92,7 +92,6 @@ func (s *Store) WithTx(tx pgx.Tx) *Store {
 	return &bound
 }
 
-// checkContext returns an error for a nil context of a call.
 func checkContext(ctx context.Context, call string) error {
 	if err := arg.CheckContext(ctx, call); err != nil {
 		return invalid("%w", err)

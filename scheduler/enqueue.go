@@ -91,7 +91,6 @@ func (s *Scheduler) TryEnqueue(ctx context.Context, client *river.Client[pgx.Tx]
 	return e, nil
 }
 
-// checkCall returns an error for a call without a context or a client.
 func checkCall(ctx context.Context, call string, client *river.Client[pgx.Tx]) error {
 	if err := arg.CheckContext(ctx, call); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidJob, err)

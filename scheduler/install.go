@@ -48,7 +48,6 @@ func (s *Scheduler) Install(config *river.Config, holders ...*Holder) error {
 	return nil
 }
 
-// isMiddleware reports whether m is the Middleware of s.
 func (s *Scheduler) isMiddleware(m rivertype.Middleware) bool {
 	own, ok := m.(*middleware)
 	return ok && own.scheduler == s

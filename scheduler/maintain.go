@@ -144,7 +144,6 @@ func (s *Scheduler) sweep(ctx context.Context, client *river.Client[pgx.Tx], sin
 	return ended, nil
 }
 
-// endOf ends the reservation of a job that has ended.
 func (s *Scheduler) endOf(ctx context.Context, job *rivertype.JobRow) error {
 	id := s.reservationOf(job)
 	switch job.State {

@@ -32,7 +32,6 @@ type FailureLog struct {
 	last  time.Time          // of the last failure
 }
 
-// kind is a message and an error type.
 type kind struct{ message, errorType string }
 
 // sequence is the failures of a kind since the last recovery.

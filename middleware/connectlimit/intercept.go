@@ -95,7 +95,6 @@ func errorOf(err error, protocol string) error {
 	return answer
 }
 
-// details returns the standard details of a rejection.
 func details(r *rpclimit.RejectionError) (all []proto.Message) {
 	if r.Reason != "" {
 		all = append(all, &errdetails.ErrorInfo{Reason: r.Reason, Domain: r.Domain})

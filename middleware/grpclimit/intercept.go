@@ -78,7 +78,6 @@ func statusOf(err error, setTrailer func(metadata.MD)) error {
 	return s.Err()
 }
 
-// details returns the standard details of a rejection.
 func details(r *rpclimit.RejectionError) (all []protoadapt.MessageV1) {
 	if r.Reason != "" {
 		all = append(all, &errdetails.ErrorInfo{Reason: r.Reason, Domain: r.Domain})

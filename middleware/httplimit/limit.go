@@ -170,7 +170,6 @@ func (a ask) request() ratelimit.Request {
 	return request.Plan(a.plan).Cost(a.cost)
 }
 
-// requests returns the Requests of all asks.
 func requests(asks []ask) []ratelimit.Request {
 	all := make([]ratelimit.Request, len(asks))
 	for i, a := range asks {

@@ -171,7 +171,6 @@ func (f *Refusal) retryAfterMs() int64 {
 	return min(f.RetryAfter, math.MaxInt64/1000) * 1000
 }
 
-// body returns the refusal as the type that was negotiated.
 func (f Refusal) body(as string) (contentType string, body []byte) {
 	switch as {
 	case plainText:

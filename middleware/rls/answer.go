@@ -34,7 +34,6 @@ func answer(asked []ask, d ratelimit.Decision) *ratelimitv3.RateLimitResponse {
 	return response
 }
 
-// statusOf returns the status of a descriptor with these states.
 func statusOf(states []ratelimit.State) *ratelimitv3.RateLimitResponse_DescriptorStatus {
 	if len(states) == 0 { // no limit applies
 		return &ratelimitv3.RateLimitResponse_DescriptorStatus{Code: ratelimitv3.RateLimitResponse_OK}

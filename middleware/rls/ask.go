@@ -110,7 +110,6 @@ func requestsOf(site *rules.Site, known bool, domain string,
 	return requests, err
 }
 
-// attributesOf returns the entries of a descriptor as attributes.
 func attributesOf(d *commonv3.RateLimitDescriptor) rules.Attributes {
 	a := rules.Attributes{More: make(map[string]string, len(d.GetEntries()))}
 	for _, e := range d.GetEntries() {
@@ -207,7 +206,6 @@ func apply(ctx context.Context, limiter *ratelimit.Limiter, asked []ask) (err er
 	return err
 }
 
-// requestsIn returns the requests with a change.
 func requestsIn(asked []ask, change change) (requests []ratelimit.Request) {
 	for _, a := range asked {
 		if a.change == change {

@@ -127,7 +127,6 @@ func New(config Config) (*Observer, error) {
 	return o, nil
 }
 
-// add adds an instrument.
 func (o *Observer) add(i telemetry.Instrument) {
 	var record func(value float64, labels []string)
 	isSingle := len(i.Labels) == 0 // then it is 0 from the start; a gauge has no value until it gets one

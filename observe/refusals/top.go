@@ -124,7 +124,6 @@ func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, er
 	return sums, nil
 }
 
-// checkContext returns an error for a nil context of a call.
 func checkContext(ctx context.Context, call string) error {
 	if err := arg.CheckContext(ctx, call); err != nil {
 		return fmt.Errorf("refusals: %w: %w", ratelimit.ErrInvalidRequest, err)

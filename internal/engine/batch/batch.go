@@ -156,7 +156,6 @@ func (b *Batcher[T]) start() *batch[T] {
 	return b.launch(calls)
 }
 
-// launch returns a batch of the calls.
 func (b *Batcher[T]) launch(calls []*Call[T]) *batch[T] {
 	f := &calls[0].own
 	if len(calls) > 1 {
@@ -229,7 +228,6 @@ func (b *Batcher[T]) park(c *Call[T], f *batch[T]) {
 	b.parked++
 }
 
-// isAfter reports whether an earlier call asks for a bucket of c and stays.
 func (c *Call[T]) isAfter(stay map[bucket.Key]struct{}) bool {
 	return slices.ContainsFunc(c.needs, func(n need[T]) bool { _, found := stay[n.key]; return found })
 }

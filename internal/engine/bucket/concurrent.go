@@ -65,7 +65,6 @@ func (s State) Leases() (leases []Held) {
 	return leases
 }
 
-// leasesAt returns the leases that count at now.
 func (s State) leasesAt(now int64) []Held {
 	return slices.DeleteFunc(s.Leases(), func(h Held) bool { return h.End <= now })
 }

@@ -371,7 +371,6 @@ func (s *Session) Charge(ctx context.Context, charges ...Charge) error {
 	return s.change(ctx, changesOf(charges))
 }
 
-// changesOf returns the changes that charges are.
 func changesOf(charges []Charge) (changes []change) {
 	for _, c := range charges {
 		c = c.withoutZeros()

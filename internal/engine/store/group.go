@@ -49,7 +49,6 @@ type row struct {
 // maxStatements bounds the statements of a batch. Calls under more policies are decided in turn.
 const maxStatements = 32
 
-// planOf returns the plan for the calls of a batch.
 func planOf(calls []*Call) *plan {
 	p := &plan{rows: make(map[bucket.Key]*row, len(calls)), groups: make([]*group, 0, len(calls))}
 	var room []row
@@ -244,7 +243,6 @@ func (c *Call) isKnown() bool {
 	return c.way == byStatement && !slices.ContainsFunc(c.rows, func(r *row) bool { return !r.found || r.acquired.ok() })
 }
 
-// append adds a group to the plan.
 func (p *plan) append(g *group) {
 	g.number = len(p.groups)
 	p.groups = append(p.groups, g)
@@ -305,7 +303,6 @@ func (p *plan) setFound(c *Call) {
 	}
 }
 
-// room returns room for the answers to the call.
 func (c *Call) room() []bucket.Answer {
 	if len(c.Asks) == 1 {
 		return c.one[:]

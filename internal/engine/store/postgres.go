@@ -101,7 +101,6 @@ func (s *Store) Statement(files embed.FS, name string) string {
 	return text
 }
 
-// inSchema returns a statement with the tables of a schema.
 func inSchema(schema, statement string) string {
 	for _, table := range []string{"buckets", "leases", "reservations", "fingerprint"} {
 		name := pgx.Identifier{schema, table}.Sanitize()
@@ -112,7 +111,6 @@ func inSchema(schema, statement string) string {
 	return statement
 }
 
-// newStatements returns the statements for a schema.
 func newStatements(schema string) (s statements) {
 	for name, statement := range map[string]*string{
 		"buckets_lock":  &s.lock,
@@ -257,12 +255,10 @@ func spanOf(t *bucket.Terms) (since, until *int64) {
 	return &first, &last
 }
 
-// keysOf returns the keys of the asks as array parameters.
 func keysOf(asks []bucket.Ask) (names, keys array[text], shards array[integer]) {
 	return keyColumns(len(asks), func(i int) bucket.Key { return asks[i].Key })
 }
 
-// keyColumns returns n keys as array parameters.
 func keyColumns(n int, key func(i int) bucket.Key) (names, keys array[text], shards array[integer]) {
 	names, keys, shards = make(array[text], n), make(array[text], n), make(array[integer], n)
 	for i := range n {

@@ -88,7 +88,6 @@ func (u *Unit) reserveOn(ctx context.Context, conn Conn, c *Call) (v verdict, er
 	return c.receiveReserved(rows, row)
 }
 
-// reserveParameters returns the parameters of reserve_1.
 func (u *Unit) reserveParameters(c *Call, row *Row) []any {
 	a := &c.Asks[0]
 	t := &a.Terms
@@ -295,7 +294,6 @@ func (s *Session) reserveRows(ctx context.Context, asks []bucket.Ask, row *Row, 
 	return answers, ready, err
 }
 
-// keepParameters returns the parameters of reserve_rows_1.
 func (s *Session) keepParameters(elements string, asOf *int64, first *int32, row *Row) []any {
 	known := row.Known
 	if known == nil {
@@ -441,7 +439,6 @@ func (u *Unit) settleOn(ctx context.Context, conn Conn, of ...*Settlement) error
 	})
 }
 
-// settleParameters returns the parameters of settle_1.
 func (u *Unit) settleParameters(q *Settlement) []any {
 	var name, key *string
 	if q.Bucket != nil {

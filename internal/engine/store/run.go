@@ -234,7 +234,6 @@ func receiveSpend(results pgx.BatchResults, rows []*row) error {
 	return err
 }
 
-// errUnasked is the error for an answer about a bucket that was not asked for.
 var errUnasked = errors.New("the statement answered for a bucket that was not asked for")
 
 // spendOne takes for a group of calls for one bucket, and waits for its row: it holds no other meanwhile.

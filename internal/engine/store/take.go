@@ -154,7 +154,6 @@ func (u *Unit) decideRows(ctx context.Context, rows []bucket.Ask) (answers []buc
 	return answers, refused, nil
 }
 
-// groupParameters returns the parameters of decide_groups_1.
 func (u *Unit) groupParameters(rows []bucket.Ask, groups array[integer]) []any {
 	c := columnsOf(rows)
 	return []any{
@@ -237,7 +236,6 @@ func wasOvertaken(err error) bool {
 	return IsLockTimeout(err) || IsRetryable(err) || pgerr.Code(err) == codeUniqueViolation
 }
 
-// errNoAnswer is the error for a function that answered without a row.
 var errNoAnswer = errors.New("the function returned no row")
 
 // skip reads the results of n statements that answer nothing.

@@ -38,7 +38,6 @@ func oneArgument(what string) cobra.PositionalArgs {
 	}
 }
 
-// noArguments returns an error if the command has arguments.
 func noArguments(cmd *cobra.Command, args []string) error {
 	if len(args) > 0 {
 		return misused("%s takes no arguments, and there is %q; see %s --help", cmd.CommandPath(), strings.Join(args, " "),

@@ -53,7 +53,6 @@ func onChangeOf(next, old fmt.Stringer) ratelimit.OnChange {
 	return ""
 }
 
-// policies are the policies of rules.
 type policies map[rules.RuleID]ratelimit.Policy
 
 func (p policies) add(r rules.Rule) { p[rules.RuleID{Limit: r.Limit, Plan: r.Plan}] = r.Policy }

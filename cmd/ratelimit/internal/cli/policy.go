@@ -306,7 +306,6 @@ func dependsOnCode(ctx context.Context, db *database, b *bucket, limit ratelimit
 	return held[0] != held[1], nil
 }
 
-// storedKey returns the stored form of the KEY of args.
 func (a *app) storedKey(ctx context.Context, db *database, stored bool, args []string) (string, error) {
 	if len(args) < 2 {
 		if stored {

@@ -22,7 +22,6 @@ func reservationWords(r *inspect.Reservation, limit, key string, now time.Time) 
 	return fmt.Sprintf("%s: %s, %s", r.ID, number(took), lifeWords(r, now))
 }
 
-// lifeWords returns where a reservation is in its life.
 func lifeWords(r *inspect.Reservation, now time.Time) string {
 	stage, at := r.Life(now)
 	return strings.TrimSpace(stage + " " + instantFrom(at, now))
@@ -104,7 +103,6 @@ func reservations(ctx context.Context, db *database,
 	}
 }
 
-// checkMost checks --most.
 func checkMost(most int) error {
 	if most < 1 || most > 1000 {
 		return misused("--most is %d; use 1 to 1000", most)

@@ -56,7 +56,6 @@ func storedIn(list *rules.Listing) map[thing]entry {
 	return found
 }
 
-// removal returns the difference without a thing.
 func removal(list *rules.Listing, what thing, from time.Time) (*difference, error) {
 	old, ok := storedIn(list)[what]
 	if !ok {

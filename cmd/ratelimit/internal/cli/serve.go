@@ -138,7 +138,6 @@ func (a *app) serve(ctx context.Context, f *serving) error {
 	return nil
 }
 
-// listen listens on the address of a flag.
 func listen(ctx context.Context, flag, address string) (net.Listener, error) {
 	var config net.ListenConfig
 	listener, err := config.Listen(ctx, "tcp", address)

@@ -30,7 +30,6 @@ back, so that you can run it and copy from it. docs/sql.md describes the functio
 	})
 }
 
-// showCalls prints the calls for the rules of a listing.
 func (a *app) showCalls(list *rules.Listing) error {
 	schema := pgx.Identifier{a.options.schema}.Sanitize()
 	fmt.Fprintf(a.out, `-- Run it with a key: psql -v key=ada. Nothing stays: the script ends with ROLLBACK.

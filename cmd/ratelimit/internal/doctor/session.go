@@ -96,7 +96,6 @@ func reason(err error) string {
 	return "the connection was lost, or is not one of Postgres"
 }
 
-// trouble returns the finding for a check that failed.
 func (e *examination) trouble(check string, err error) Finding {
 	f := Finding{Check: check, Level: Warning, Says: "This could not be looked at: " + reason(err) + "."}
 	switch {
@@ -121,5 +120,4 @@ func (e *examination) quoted(table string) string {
 // reset returns the statement that resets a setting of the connected role.
 func reset(setting string) string { return "ALTER ROLE CURRENT_USER RESET " + setting + ";" }
 
-// literal returns text as a literal of SQL.
 func literal(text string) string { return "'" + strings.ReplaceAll(text, "'", "''") + "'" }

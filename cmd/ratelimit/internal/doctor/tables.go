@@ -55,7 +55,6 @@ func knownTables() []table {
 	}
 }
 
-// names returns the names of the tables.
 func names(tables []table) (all []string) {
 	for _, t := range tables {
 		all = append(all, t.name)
@@ -83,7 +82,6 @@ type grant struct {
 	privileges []string
 }
 
-// grantsFor returns the grants that a role needs.
 func grantsFor(schema, role string) ([]grant, error) {
 	text, err := migrations.Grants(migrations.Config{Schema: schema}, migrations.Roles{Application: role})
 	if err != nil {

@@ -74,7 +74,6 @@ type state struct {
 	Mode         string  `json:"mode"`
 }
 
-// answerOf returns the answer of a decision.
 func answerOf(d ratelimit.Decision) *answer {
 	a := &answer{Allowed: d.Allowed, RetryAfterMS: milliseconds(d.RetryAfter)}
 	for _, s := range d.States {
@@ -138,7 +137,6 @@ func (settlements) Observe(ctx context.Context, event ratelimit.Event) {
 	}
 }
 
-// api returns the handler of a verb.
 func (s *Server) api(name string, do verb) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c, err := decode(http.MaxBytesReader(w, r.Body, maxBody))
@@ -209,7 +207,6 @@ func decode(body io.Reader) (*call, error) {
 	return c, nil
 }
 
-// asked returns the requests of a call.
 func (c *call) asked() ([]request, error) {
 	asked := make([]request, len(c.Requests))
 	for i, text := range c.Requests {

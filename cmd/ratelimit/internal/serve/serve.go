@@ -123,7 +123,6 @@ func New(ctx context.Context, config Config) (*Server, error) {
 	return s, s.makeGRPC()
 }
 
-// makeHTTP makes the HTTP server.
 func (s *Server) makeHTTP(counts *promlimit.Observer) error {
 	page, err := admin.New(s.limiter, s.set, admin.Config{
 		Pool: s.config.Pool, Logger: s.config.Logger,
@@ -168,7 +167,6 @@ func handle(mux *http.ServeMux, method, path string, handler http.Handler) {
 	})
 }
 
-// makeGRPC makes the gRPC server.
 func (s *Server) makeGRPC() error {
 	site, err := rules.NewSite(s.set, rules.SiteConfig{Attributes: s.config.Attributes})
 	switch {

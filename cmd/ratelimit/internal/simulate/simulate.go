@@ -107,7 +107,6 @@ func (r *replay) Observe(_ context.Context, event ratelimit.Event) {
 // costColumn is the source of the cost of By.
 const costColumn = "header:cost"
 
-// tier returns the tier of By.
 func (c *Config) tier() (rules.Tier, error) {
 	limit := c.Limit
 	if limit == "" {
