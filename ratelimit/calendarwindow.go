@@ -250,9 +250,8 @@ func (c calendar) windowsFrom(at int64) (all []windows) {
 }
 
 // firstInstant returns the first instant at which the clocks of a zone show a time or a later one, in microseconds
-// since
-// 1970. The time is given as if in UTC. It uses the offsets of the day before and the day after. If the time is left out,
-// the clocks are put forward between the instants to which these lead.
+// since 1970. The time is given as if in UTC. It uses the offsets of the day before and the day after. If the time is
+// left out, the clocks are put forward between the instants to which these lead.
 func firstInstant(local time.Time, zone *time.Location) int64 {
 	_, before := local.Add(-30 * time.Hour).In(zone).Zone()
 	_, after := local.Add(30 * time.Hour).In(zone).Zone()

@@ -24,8 +24,8 @@ const (
 	Expired   ReservationState = reserved.Expired
 )
 
-// Reservation is the answer to Reserve: tokens that are taken now for work that runs later. It has the methods Err and State
-// of its Decision.
+// Reservation is the answer to Reserve: tokens that are taken now for work that runs later. It has the methods Err and
+// State of its Decision.
 type Reservation struct {
 	// Decision says whether the tokens were reserved. If not, the bucket would owe too much, and RetryAfter is the time
 	// until the same call would be accepted.

@@ -7,8 +7,8 @@ import (
 )
 
 // SetOf returns a Set of what a file says, as if it had always held: for simulations and tests, without a database.
-// Overrides end when they say so. observer is Config.Observer, and can be nil. Load and Run of the Set return an error that wraps ErrInvalidConfig. An error of
-// SetOf wraps ErrInvalid.
+// Overrides end when they say so. observer is Config.Observer, and can be nil. Load and Run of the Set return an error
+// that wraps ErrInvalidConfig. An error of SetOf wraps ErrInvalid.
 func SetOf(file Document, observer ratelimit.Observer) (*Set, error) {
 	l := &loaded{version: 1}
 	add := func(r row, err error) error {

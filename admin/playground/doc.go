@@ -1,7 +1,7 @@
 // Package playground is a page that shows rate limits at work: a token bucket beside a fixed window and a leaky bucket,
 // under the same load, in simulated time that you can slow down, stop and step. It needs no server and sends nothing.
-// The module of package middleware/httplimit/client makes every decision, so the page shows the decisions that a Limiter would
-// make.
+// The module of package middleware/httplimit/client makes every decision, so the page shows the decisions that a
+// Limiter would make.
 //
 // To serve it, mount Handler below any prefix that ends with a slash:
 //

@@ -167,9 +167,9 @@ func (a *app) signIn(ctx context.Context, account, password, client string) (tok
 	if err != nil {
 		return "", err
 	}
-	// 3. Admit. The account gets back the guesses up to this one. A Reset would also forgive those that came while the password was verified. Its next
-	// lock is shorter only after a quiet day. The other two get back one token: if they were reset, the owner of one
-	// account could clear the limit of an address by signing in.
+	// 3. Admit. The account gets back the guesses up to this one. A Reset would also forgive those that came while the
+	// password was verified. Its next lock is shorter only after a quiet day. The other two get back one token: if they
+	// were reset, the owner of one account could clear the limit of an address by signing in.
 	token = rand.Text()
 	sum := sha256.Sum256([]byte(token))
 	return token, a.limiter.InTx(ctx, func(tx pgx.Tx) error {

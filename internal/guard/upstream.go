@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// UpstreamWait returns the wait that Retry-After states: seconds, also with a fraction, as some APIs send them, or a date (RFC
-// 9110, section 10.2.3), which counts from the Date of the response, if any. It returns false without a valid
+// UpstreamWait returns the wait that Retry-After states: seconds, also with a fraction, as some APIs send them, or a
+// date (RFC 9110, section 10.2.3), which counts from the Date of the response, if any. It returns false without a valid
 // Retry-After. The wait may be below 0.
 func UpstreamWait(header http.Header, now time.Time) (time.Duration, bool) {
 	const longest = time.Duration(1<<63 - 1)
@@ -41,8 +41,9 @@ const longestWait = 365 * 24 * time.Hour
 
 var windowOf = regexp.MustCompile(`;\s*t=([0-9]{1,9})(?:[;,\s]|$)`)
 
-// UpstreamWindow returns the longest t of the items of the field RateLimit (draft-ietf-httpapi-ratelimit-headers), and 0 if
-// there is none. A refusal lists the policies that refused, and t is the time until each of them allows the request.
+// UpstreamWindow returns the longest t of the items of the field RateLimit (draft-ietf-httpapi-ratelimit-headers), and
+// 0 if there is none. A refusal lists the policies that refused, and t is the time until each of them allows the
+// request.
 func UpstreamWindow(header http.Header) (wait time.Duration) {
 	for _, found := range windowOf.FindAllStringSubmatch(strings.Join(header.Values("RateLimit"), ","), -1) {
 		seconds, _ := strconv.ParseInt(found[1], 10, 64) // up to 9 digits

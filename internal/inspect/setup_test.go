@@ -64,8 +64,8 @@ func (f *fixture) reserve(t testing.TB, id, state string, after time.Duration, l
 }
 
 // seed writes buckets of a hundred limits, five of them with eight rows a bucket; one bucket in a thousand owes. It
-// writes more reservations, so that no version of Postgres prefers a sort of all rows to the index, and four
-// hours of refusals with new keys each minute, of which the queries ask for one. With anew the tables have no statistics.
+// writes more reservations, so that no version of Postgres prefers a sort of all rows to the index, and four hours of
+// refusals with new keys each minute, of which the queries ask for one. With anew the tables have no statistics.
 func (f *fixture) seed(t testing.TB, anew bool) {
 	t.Helper()
 	if anew {

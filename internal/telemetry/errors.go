@@ -73,8 +73,8 @@ var (
 	password   = regexp.MustCompile(`(?i)(passw(?:or)?d|secret)(["']?\s*[=:]\s*)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^\s&;,]+)`)
 )
 
-// ErrorText returns the text of err, without passwords, connection strings, and values that were sent to the database. For an error
-// of the server it returns the message without the details, which hold rows.
+// ErrorText returns the text of err, without passwords, connection strings, and values that were sent to the database.
+// For an error of the server it returns the message without the details, which hold rows.
 func ErrorText(err error) string {
 	var parse *pgconn.ParseConfigError
 	if errors.As(err, &parse) {

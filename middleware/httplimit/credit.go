@@ -13,11 +13,12 @@ import (
 //
 //   - the first final status that the handler sent, and 101 if it took over the connection;
 //   - 500 if it panicked before it sent one, also with http.ErrAbortHandler;
-//   - 200 if it returned without a status, because net/http sends 200 then. It is 0 if the http.ResponseWriter is not one
-//     of net/http, because a framework that answers errors after its middleware may answer anything;
-//   - 499 ([StatusClientClosed]) in place of 0, 200 without a status, 500 and above, if the request's context was cancelled.
-//     Otherwise a client that disconnects could make the handler fail, and get its tokens back. The status that a handler
-//     sent to a client that closed only its sending half counts, because that client still reads the response.
+//   - 200 if it returned without a status, because net/http sends 200 then. It is 0 if the http.ResponseWriter is not
+//     one of net/http, because a framework that answers errors after its middleware may answer anything;
+//   - 499 ([StatusClientClosed]) in place of 0, 200 without a status, 500 and above, if the request's context was
+//     cancelled. Otherwise a client that disconnects could make the handler fail, and get its tokens back. The status
+//     that a handler sent to a client that closed only its sending half counts, because that client still reads the
+//     response.
 //
 // Settled limits are not credited as well. Tokens of a window that has ended are not returned.
 type Credit func(status int) bool

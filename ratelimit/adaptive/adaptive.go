@@ -16,8 +16,8 @@
 // The Transport of package httplimit reports the responses of an HTTP client. Once an epoch, one process computes the
 // share from the reports of all:
 //
-//   - More than 1 % throttled: the share is cut to 0.85 of the accepted rate, but to between 0.7 and 0.85 of itself. If at
-//     least half was throttled, it is cut to 0.7 of the accepted rate.
+//   - More than 1 % throttled: the share is cut to 0.85 of the accepted rate, but to between 0.7 and 0.85 of itself. If
+//     at least half was throttled, it is cut to 0.7 of the accepted rate.
 //   - Less than 0.7 of the allowed rate was sent, or nothing was reported: the share stays.
 //   - Otherwise the share grows by Growth each second, up to the whole contract.
 //

@@ -20,8 +20,8 @@ var (
 	goTesting = []string{"args", "bench", "benchtime", "count", "cpu", "parallel", "race", "run", "short", "shuffle", "tags", "timeout", "v", "vet"}
 )
 
-// TestNamedCommandsExist promises that pages name no command that cannot be run: each target of make, package, test, benchmark and
-// flag is there. The scenarios of the program bench are checked beside it.
+// TestNamedCommandsExist promises that pages name no command that cannot be run: each target of make, package, test,
+// benchmark and flag is there. The scenarios of the program bench are checked beside it.
 func TestNamedCommandsExist(t *testing.T) {
 	t.Parallel()
 	named := 0

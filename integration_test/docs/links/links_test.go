@@ -130,8 +130,9 @@ var (
 	lineIndent = regexp.MustCompile(`(?m)^\t+`)
 )
 
-// TestBlocksAreRun promises that each part of a block of Go between blank lines is in a test that runs it, or in a program of examples. The
-// package of docs/testing.md compares it line by line (TestGuide of ratelimittest, TestTestingGuide of integration_test/driver).
+// TestBlocksAreRun promises that each part of a block of Go between blank lines is in a test that runs it, or in a
+// program of examples. The package of docs/testing.md compares it line by line (TestGuide of ratelimittest,
+// TestTestingGuide of integration_test/driver).
 func TestBlocksAreRun(t *testing.T) {
 	t.Parallel()
 	var source strings.Builder

@@ -221,8 +221,8 @@ func (p *Page) Fill(asks []Ask) {
 }
 
 // ChangeLeases renews the leases with that fencing number by lengths, all or none, or, where lengths is nil, releases
-// those that are held. It returns which were held, and the ends of renewed leases. As Take does, it corrects rows that a
-// wrong clock has left in the future, also if a lease is lost.
+// those that are held. It returns which were held, and the ends of renewed leases. As Take does, it corrects rows that
+// a wrong clock has left in the future, also if a lease is lost.
 func (p *Page) ChangeLeases(asks []Ask, fence int64, lengths []int64) (held []bool, ends []int64) {
 	held, ends = make([]bool, len(asks)), make([]int64, len(asks))
 	fixed, after := make([]State, len(asks)), make([]State, len(asks))

@@ -1,5 +1,5 @@
-// Package testkit has what the tests of many packages share: sizes and seeds, golden files, a log that can be read while
-// it's written, round trips, and a check for goroutines that are left behind.
+// Package testkit has what the tests of many packages share: sizes and seeds, golden files, a log that can be read
+// while it's written, round trips, and a check for goroutines that are left behind.
 package testkit
 
 import (
@@ -13,8 +13,8 @@ import (
 // grace is the time that goroutines have to end after the tests. Main waits for it only if one is left.
 const grace = 10 * time.Second
 
-// Main runs the tests of a package and exits the process. If all tests pass but a goroutine is left, the exit status
-// is 1. This goroutine and the runtime's goroutines do not count. m is a *testing.M, or wraps one. It replaces goleak: a
+// Main runs the tests of a package and exits the process. If all tests pass but a goroutine is left, the exit status is
+// 1. This goroutine and the runtime's goroutines do not count. m is a *testing.M, or wraps one. It replaces goleak: a
 // go.mod lists the imports of tests, too, so goleak would be among the modules of every application.
 func Main(m interface{ Run() int }) {
 	code := m.Run()

@@ -46,8 +46,8 @@ type Config struct {
 
 // Run replays requests from CSV: a head with the columns' names, and a row for each request. The column time is
 // required: RFC 3339, or as psql prints it, and UTC if it has no zone. The others are the attributes of the tiers, such
-// as user, plan and address. Rows are in the order of time. Memory grows with the number of keys, not with that of rows.
-// A request that cannot be decided is counted in the Report; with an error there is none.
+// as user, plan and address. Rows are in the order of time. Memory grows with the number of keys, not with that of
+// rows. A request that cannot be decided is counted in the Report; with an error there is none.
 func Run(ctx context.Context, config Config, in io.Reader) (*Report, error) {
 	r, err := newReplay(&config)
 	if err != nil {
