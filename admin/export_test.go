@@ -1,10 +1,5 @@
 package admin
 
-import (
-	"github.com/pgratelimit/pgratelimit/observe/refusals"
-	"github.com/pgratelimit/pgratelimit/rules"
-)
-
 // Routes returns the last elements of the paths of the pages that are read, and of the forms that are sent.
 func (h *Handler) Routes() (read, sent, changes []string) {
 	for name, route := range h.routes {
@@ -19,11 +14,6 @@ func (h *Handler) Routes() (read, sent, changes []string) {
 		}
 	}
 	return read, sent, changes
-}
-
-// AtMost returns the upper bound that the preview of a rule states: how many refused requests it could have allowed.
-func AtMost(before, after rules.Rule, cost float64, sums []refusals.Sum) float64 {
-	return effectOf(before, after, refusalBars{Cost: cost}, sums, false).AtMost
 }
 
 // The words of the pages.

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/internal/inspect"
-	"github.com/pgratelimit/pgratelimit/observe/refusals"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -66,11 +64,11 @@ type ruleBody struct {
 	// Older is the version before which the history goes on; 0: this is all.
 	Older int64
 	Now   time.Time
-	// Changes lists the fields that the new rule changes. Outlook is what is left of buckets. Effect estimates its
-	// refusals.
-	Changes []change
-	Outlook string
-	Effect  *part[effect]
+	// IsPreview is whether the fields say a rule that can be stored. Changes lists the fields that it changes, and Outlook
+	// is what is left of buckets.
+	IsPreview bool
+	Changes   []change
+	Outlook   string
 }
 
 // rule shows a rule with its history, and a form to change it.
@@ -99,8 +97,7 @@ func (v *visit) rulePage(limit, plan, kind string, fields url.Values) {
 		body.Without = code.Policy().String()
 	}
 	if fields != nil {
-		v.compare(g, &body)
-		g.wait()
+		v.compare(&body)
 		g.show("rule.html", page{Title: "Preview of a rule of " + limit, Here: "rules", Body: body})
 		return
 	}
@@ -137,7 +134,7 @@ func (v *visit) preview() {
 }
 
 // compare lists the differences between the filled-in rule and the one in force.
-func (v *visit) compare(g *gather, body *ruleBody) {
+func (v *visit) compare(body *ruleBody) {
 	next, err := form(body.Form).rule()
 	if err == nil {
 		_, err = next.AsLimit()
@@ -157,19 +154,5 @@ func (v *visit) compare(g *gather, body *ruleBody) {
 	}
 	body.Changes = changesOf(old, next)
 	body.Outlook = rules.Outlook(old.Policy, next.Policy, next.OnChange, cmp.Or(body.Now, time.Now()))
-	since, until := lastHour(cmp.Or(body.Now, time.Now()))
-	body.Effect = ask(g, "the refusals", func(ctx context.Context) (effect, error) {
-		sums, seen, err := v.reader.TopRefusedOf(ctx, refusals.TopConfig{
-			By: refusals.ByKey, Limit: body.Limit, Since: since, Until: until, Most: mostSums,
-		}, lookSums)
-		if err != nil {
-			return effect{}, err
-		}
-		minutes, later, err := v.reader.Refusals(ctx, inspect.RefusalQuery{Limit: body.Limit, Since: seen, Until: until})
-		if later.After(seen) { // programs have written meanwhile
-			seen = later
-		}
-		all := spanOf("1h").barsOf(minutes, since, seen)
-		return effectOf(old, next, all, sums, len(inspect.PlansOf(body.Limit, body.List.Shows.Rules)) > 0 || body.Plan != ""), err
-	})
+	body.IsPreview = true
 }
