@@ -2,9 +2,9 @@ package admin
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"net/url"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -70,8 +70,7 @@ func (f form) policy() (ratelimit.Policy, error) {
 	if !slices.Contains(kinds(), kind) {
 		return nil, wrong("The kind is %.40q. Use one of %s.", kind, strings.Join(kinds(), ", "))
 	}
-	var file strings.Builder
-	fmt.Fprintf(&file, "rules:\n  - limit: form\n    kind: %q\n", kind)
+	said := []string{fmt.Sprintf("kind: %q", kind)}
 	for _, field := range fieldsOf(kind) {
 		value := fmt.Sprintf("%q", f.text(field.Name))
 		if field.IsNumber {
@@ -84,18 +83,15 @@ func (f form) policy() (ratelimit.Policy, error) {
 			}
 		}
 		if f.text(field.Name) != "" {
-			fmt.Fprintf(&file, "    %s: %s\n", field.Name, value)
+			said = append(said, field.Name+": "+value)
 		}
 	}
-	d, err := rules.Read(strings.NewReader(file.String()))
+	policy, err := rules.ParsePolicy(strings.Join(said, ", "))
 	if err != nil {
-		return nil, wrong("%s", ofForm.ReplaceAllString(err.Error(), ""))
+		return nil, wrong("%s", strings.TrimPrefix(err.Error(), rules.ErrInvalid.Error()+": "))
 	}
-	return d.Rules[0].Policy, nil
+	return policy, nil
 }
-
-// ofForm matches what an error says of a file and a rule, which the form is not.
-var ofForm = regexp.MustCompile(`^rules: invalid: (line \d+: )?(rule "form"(, plan "")?: )?(ratelimit: invalid limit( "form")?: )?`)
 
 // fill writes a rule into the form.
 func (f form) fill(r rules.Rule) {
@@ -111,12 +107,10 @@ func (f form) fill(r rules.Rule) {
 
 // fillPolicy writes a policy into the form.
 func (f form) fillPolicy(policy ratelimit.Policy) {
-	document := rules.Document{Rules: []rules.Rule{{Limit: "form", Policy: policy}}}
-	file, _ := document.YAML() // none of a policy that cannot be
-	for line := range strings.Lines(string(file)) {
-		if line, isField := strings.CutPrefix(line, "    "); isField { // of the rule
-			name, value, _ := strings.Cut(strings.TrimSpace(line), ": ")
-			url.Values(f).Set(name, strings.Trim(value, `"'`))
-		}
+	text, _ := ratelimit.MarshalPolicy(policy) // none of a policy that cannot be
+	var fields map[string]json.RawMessage
+	_ = json.Unmarshal(text, &fields)
+	for name, value := range fields {
+		url.Values(f).Set(name, strings.Trim(string(value), `"`))
 	}
 }

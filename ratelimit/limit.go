@@ -42,7 +42,7 @@ type incomparable struct{ Policy }
 //
 // A new kind of policy is one file with its type, and an entry in newText and, if it has a bucket.Kind of its own, in
 // kindOf. Some packages show kinds in their own ways: httplimit (quota.go, refusal.go, client/ratelimit.js),
-// cmd/ratelimit/internal/policytext, and admin (preview.go and its form). A bucket.Kind whose rows hold more than value
+// and admin (preview.go and its form). A bucket.Kind whose rows hold more than value
 // and ts also needs bucket.Parts, a column, buckets_prune.sql and internal/engine/reserved. Without a function of its
 // own (bucket.Statement), its rows are locked and decided in Go.
 func limitOf(name string, policy Policy, t bucket.Terms) Limit {

@@ -124,6 +124,24 @@ func Read(r io.Reader) (*Document, error) {
 	return d, nil
 }
 
+// ParsePolicy returns the policy that the fields of a rule say, separated by commas, as in a rules file:
+// "rate: 10, period: minute, capacity: 50". Errors wrap ErrInvalid.
+func ParsePolicy(fields string) (ratelimit.Policy, error) {
+	root, err := readNode(strings.NewReader("{" + fields + "}"))
+	if err != nil {
+		return nil, err
+	}
+	data, err := jsonOf(root, 0)
+	var policy ratelimit.Policy
+	if err == nil {
+		policy, err = ratelimit.UnmarshalPolicy(data)
+	}
+	if err != nil {
+		return nil, invalid("%s", strings.TrimPrefix(err.Error(), ratelimit.ErrInvalidLimit.Error()+": "))
+	}
+	return policy, nil
+}
+
 // readNode parses a file.
 func readNode(r io.Reader) (*yaml.Node, error) {
 	text, err := io.ReadAll(io.LimitReader(r, maxFileBytes+1))

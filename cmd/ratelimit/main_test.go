@@ -72,7 +72,7 @@ func TestProgram(t *testing.T) {
 	t.Run("EndsWithItsExitCode", func(t *testing.T) {
 		t.Parallel()
 		env := []string{"RATELIMIT_DATABASE_URL=" + postgrestest.NewDatabase(t)}
-		take := []string{"take", "sends", "ada", "--policy", "1 per week"}
+		take := []string{"take", "sends", "ada", "--policy", "rate: 1, period: week"}
 		for _, c := range []struct {
 			code int
 			args []string
@@ -111,7 +111,7 @@ func TestProgram(t *testing.T) {
 		require.NoError(t, err)
 		_, err = tx.Exec(ctx, "LOCK TABLE ratelimit.buckets IN ACCESS EXCLUSIVE MODE")
 		require.NoError(t, err)
-		cmd, _, errOut := command(t, []string{"RATELIMIT_DATABASE_URL=" + url}, "take", "sends", "ada", "--policy", "1 per week")
+		cmd, _, errOut := command(t, []string{"RATELIMIT_DATABASE_URL=" + url}, "take", "sends", "ada", "--policy", "rate: 1, period: week")
 		require.NoError(t, cmd.Start())
 		watch, err := pgx.Connect(ctx, url)
 		require.NoError(t, err)

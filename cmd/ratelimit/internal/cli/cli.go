@@ -112,7 +112,7 @@ libpq (PGHOST, PGDATABASE, PGSERVICE and others). No error prints the connection
 func topics() []*cobra.Command {
 	return []*cobra.Command{
 		{Use: "exit-codes", Short: "The exit codes of all commands", Long: exitCodesText()},
-		{Use: "policies", Short: "How a command finds the policy of a limit", Long: policiesText()},
+		{Use: "policies", Short: "How a command finds the policy of a limit", Long: policiesText},
 		{Use: "environment", Short: "The environment variables", Long: environmentText},
 	}
 }
@@ -171,11 +171,6 @@ func (a *app) isGiven(flag string) bool { return a.cmd.Flags().Changed(flag) }
 
 // checkOptions checks the flags that several commands have.
 func (a *app) checkOptions(cmd *cobra.Command) error {
-	switch a.options.format {
-	case "", asTable, asJSON, asYAML:
-	default:
-		return misused("the output is %.20q; use -o table, -o json or -o yaml", a.options.format)
-	}
 	if a.options.timeout < 0 {
 		return misused("the timeout is %v; use 0 for none", a.options.timeout)
 	}

@@ -127,9 +127,9 @@ func TestEveryCommandWorksThroughPgBouncer(t *testing.T) {
 	first, second := file(t, "first.yaml", firstFile), file(t, "second.yaml", "rules: [{limit: search, plan: pro, rate: 600, period: minute}]")
 	for _, args := range []string{
 		"migrate status", "rules apply --yes --reason x -f " + first, "rules apply --yes --reason x -f " + second, "rules list", "rules history",
-		"take calls ada --policy '5 per week'", "reset calls ada --policy '5 per week' --yes", "get calls ada --policy '5 per week'",
+		"take calls ada --policy 'rate: 5, period: week'", "reset calls ada --policy 'rate: 5, period: week' --yes", "get calls ada --policy 'rate: 5, period: week'",
 		"pause calls ada --for 1h --reason x", "resume calls ada --reason x", "top --by refusals --group key", "reservations list",
-		"prune calls --policy '5 per week' --refusals-older-than 1d --yes", "migrate down --yes",
+		"prune calls --policy 'rate: 5, period: week' --refusals-older-than 1d --yes", "migrate down --yes",
 	} {
 		f.ok(t, split(args)...)
 	}

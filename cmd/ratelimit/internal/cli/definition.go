@@ -9,7 +9,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/policytext"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -25,7 +24,7 @@ type definition struct {
 
 func (a *app) withDefinition(cmd *cobra.Command, d *definition) *cobra.Command {
 	a.withDefinitionFile(cmd, d)
-	cmd.Flags().StringVar(&d.policy, "policy", "", "definition in the code, such as '10 per minute, capacity 50'; see "+
+	cmd.Flags().StringVar(&d.policy, "policy", "", "definition in the code, such as 'rate: 10, period: minute'; see "+
 		"ratelimit help policies")
 	cmd.MarkFlagsMutuallyExclusive("file", "policy")
 	return cmd
@@ -97,11 +96,21 @@ func (d *definition) rule(ctx context.Context, name, storedKey string) (r *rules
 	case d.policy == "":
 		return nil, "", errNoDefinition
 	}
-	policy, err := policytext.Parse(d.policy)
+	policy, err := parsePolicy(d.policy)
 	if err != nil {
-		return nil, "", misused("--policy %w", err)
+		return nil, "", err
 	}
 	return &rules.Rule{Limit: name, Policy: policy}, "--policy", nil
+}
+
+// parsePolicy returns what --policy says.
+func parsePolicy(text string) (ratelimit.Policy, error) {
+	policy, err := rules.ParsePolicy(text)
+	if err != nil {
+		return nil, misused("--policy %.200q: %s; write it as in a rules file, such as 'rate: 10, period: minute'", text,
+			strings.TrimPrefix(err.Error(), rules.ErrInvalid.Error()+": "))
+	}
+	return policy, nil
 }
 
 // ruleOfFile returns the rule of the file for the plan, or else that for every plan.

@@ -31,7 +31,7 @@ type keyLimitView struct {
 }
 
 // What the two limits of a lock of package lockout are: the policy of the first, and the end of the name of the second.
-const lockPolicy, blocks = "1 per 1ms, no capacity", ".blocks"
+const lockPolicy, blocks = "rate: 1, period: 1ms, capacity: 0", ".blocks"
 
 func (a *app) keyCommand() *cobra.Command {
 	var f bucketFlags

@@ -8,6 +8,7 @@ import (
 	"io"
 	"math"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -17,7 +18,6 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/text/unicode/bidi"
 
-	"github.com/pgratelimit/pgratelimit/internal/yamltext"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -44,43 +44,33 @@ func (o *output) Write(text []byte) (int, error) {
 	return n, err
 }
 
-// withOutput gives a command the flag -o.
-func (a *app) withOutput(cmd *cobra.Command) *cobra.Command {
-	cmd.Flags().StringVarP(&a.options.format, "output", "o", asTable, "table, json or yaml")
+// withOutput gives a command the flag -o, with more formats than table and json.
+func (a *app) withOutput(cmd *cobra.Command, more ...string) *cobra.Command {
+	formats := strings.Join(append([]string{asTable, asJSON}, more...), " or ")
+	cmd.Flags().StringVarP(&a.options.format, "output", "o", asTable, formats)
+	cmd.PreRunE = func(*cobra.Command, []string) error {
+		if !slices.Contains(strings.Split(formats, " or "), a.options.format) {
+			return misused("the output is %.20q; use -o %s", a.options.format, formats)
+		}
+		return nil
+	}
 	return cmd
 }
 
 // isTable reports whether the answer is for people.
-func (a *app) isTable() bool { return a.options.format != asJSON && a.options.format != asYAML }
+func (a *app) isTable() bool { return a.options.format == "" || a.options.format == asTable }
 
-// show prints an answer: the value as JSON or YAML, or what fill makes of it.
+// show prints an answer: the value as JSON, or what fill makes of it.
 func (a *app) show(value any, fill func(t *table)) error {
 	if !a.isTable() {
-		return a.showValue(value)
+		encoder := json.NewEncoder(a.out)
+		encoder.SetEscapeHTML(false)
+		encoder.SetIndent("", "  ")
+		return encoder.Encode(value)
 	}
 	var t table
 	fill(&t)
 	return t.write(a.out)
-}
-
-// showValue prints a value as JSON or YAML.
-func (a *app) showValue(value any) error {
-	var text bytes.Buffer
-	encoder := json.NewEncoder(&text)
-	encoder.SetEscapeHTML(false)
-	encoder.SetIndent("", "  ")
-	if err := encoder.Encode(value); err != nil {
-		return err
-	}
-	out := text.Bytes()
-	if a.options.format == asYAML {
-		var err error
-		if out, err = yamltext.FromJSON(out); err != nil {
-			return err
-		}
-	}
-	_, err := a.out.Write(out)
-	return err
 }
 
 // showList prints values as lines of a table with a head, or a sentence if there are none.

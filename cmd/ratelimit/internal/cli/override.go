@@ -7,7 +7,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/policytext"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -39,7 +38,7 @@ policy. It replaces the key's override, and other overrides stay. What a key has
 it is for the shared bucket.`,
 		Args: limitAndKey,
 		Example: `  ratelimit override set sendMessage acme --multiplier 5 --for 24h --reason "their launch"
-  ratelimit override set sendMessage acme --policy '500 per hour' --reason "a new contract"`,
+  ratelimit override set sendMessage acme --policy 'rate: 500, period: hour' --reason "a new contract"`,
 	}, func(ctx context.Context, args []string) error {
 		o, err := f.override(args[0])
 		if err != nil {
@@ -67,8 +66,8 @@ func (f *overrideFlags) override(limit string) (o rules.Override, err error) {
 	o = f.Override
 	o.Limit, o.OnChange, o.Until = limit, ratelimit.OnChange(f.onChange), f.until.at
 	if f.says != "" {
-		if o.Policy, err = policytext.Parse(f.says); err != nil {
-			return o, misused("--policy %w", err)
+		if o.Policy, err = parsePolicy(f.says); err != nil {
+			return o, err
 		}
 	}
 	switch {

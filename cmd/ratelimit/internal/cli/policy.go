@@ -7,26 +7,27 @@ import (
 	"fmt"
 	"math"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/policytext"
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-func policiesText() string {
-	return `get, check, take, reset, credit and prune need the policy of a limit. It comes from
+const policiesText = `get, check, take, reset, credit and prune need the policy of a limit. It comes from
 
   1. the rules in the tables: an override of the key, the rule of --plan, or the rule without a plan. Pauses count, too.
      If the limit has rules for plans, set --plan, or --no-plan for a key without a plan. prune needs neither
-  2. the definition in the program's code, which is not in the tables: name it with -f rules.yaml, or with --policy in the
-     form in which all commands print a policy:
+  2. the definition in the program's code, which is not in the tables: name it with -f rules.yaml, or with --policy by
+     the fields of a rules file:
 
-` + indented(policytext.Examples) + `
+       rate: 10, period: minute, capacity: 50
+       kind: fixed window, rate: 100, period: hour
+       kind: sliding window, rate: 100, period: minute
+       kind: calendar window, rate: 1000, resets: month, zone: Europe/Berlin
+       kind: concurrency, slots: 5, lease: 30s
 
 The definition is needed if the tables have no rule for the limit, only rules for other plans, or an override with a
 multiplier. It is also needed if the bucket was last used before the first rule, while its level depends on the policy of
@@ -35,12 +36,6 @@ policy, get shows the stored numbers, and the other commands end with exit code 
 
 KEY is the key that the program passes to For. For the bucket of Global leave KEY out. If programs have Config.HashKey, set
 the same secret with --hash-key-file or RATELIMIT_HASH_KEY, or pass the stored form of the key with --stored.`
-}
-
-// indented returns lines with spaces in front of them.
-func indented(lines string) string {
-	return "       " + strings.ReplaceAll(lines, "\n", "\n       ")
-}
 
 // bucketFlags say which bucket is meant, and how its limit is defined in the code.
 type bucketFlags struct {

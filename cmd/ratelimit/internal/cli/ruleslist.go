@@ -72,6 +72,12 @@ func (a *app) showListing(list *rules.Listing) error {
 	switch {
 	case !a.isTable() && list.Err != nil:
 		return fmt.Errorf("the file would not have all rules: %w", list.Err)
+	case a.options.format == asYAML:
+		file, err := documentOf(list).YAML()
+		if err == nil {
+			_, err = a.out.Write(file)
+		}
+		return err
 	case !a.isTable():
 		return a.show(documentOf(list), nil)
 	case list.Err != nil:
@@ -153,7 +159,7 @@ history --of pause.`,
 			return a.showListing(&list)
 		})
 	})
-	return a.withOutput(cmd)
+	return a.withOutput(cmd, asYAML)
 }
 
 // documentOf returns a listing as a rules file: the rules and overrides that no later statement replaces or removes.
@@ -194,5 +200,5 @@ func (a *app) rulesGet() *cobra.Command {
 			return a.showListing(of)
 		})
 	}, "0 done", "6 the tables have nothing about the limit")
-	return a.withOutput(cmd)
+	return a.withOutput(cmd, asYAML)
 }

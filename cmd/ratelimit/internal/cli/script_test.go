@@ -68,7 +68,7 @@ var fileHeads = regexp.MustCompile(`(?m)^-- (\S+) --\n`)
 func newScript(t *testing.T, text string) *script {
 	t.Helper()
 	start := time.Now().UTC().Format(time.RFC3339)
-	s := &script{f: setup(t), names: []string{"START", start, "WINDOW", "'3 per week (fixed window, one starts at " + start + ")'"}}
+	s := &script{f: setup(t), names: []string{"START", start, "WINDOW", "'kind: fixed window, rate: 3, period: week, start: " + start + "'"}}
 	heads := append(fileHeads.FindAllStringSubmatchIndex(text, -1), []int{len(text)})
 	for i, head := range heads[:len(heads)-1] {
 		name := text[head[2]:head[3]]

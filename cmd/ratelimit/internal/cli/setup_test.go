@@ -285,7 +285,7 @@ func file(t *testing.T, name, text string) string {
 
 // window are flags that define a limit of 3 tokens, whose window does not end while a test runs.
 func window() []string {
-	return []string{"--policy", "3 per week (fixed window, one starts at " + time.Now().UTC().Format(time.RFC3339) + ")"}
+	return []string{"--policy", "kind: fixed window, rate: 3, period: week, start: " + time.Now().UTC().Format(time.RFC3339)}
 }
 
 // weekly is a rule of n tokens, whose window does not end while a test runs.

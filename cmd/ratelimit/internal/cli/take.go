@@ -125,7 +125,7 @@ func (a *app) checkCommand() *cobra.Command {
 		Long:  "Print the answer that take would give, and take nothing. Without KEY it checks the shared bucket.",
 		Args:  limitAndKey,
 		Example: `  ratelimit check sendMessage ada --cost 3
-  ratelimit check sendMessage ada --policy '10 per minute, capacity 3'`,
+  ratelimit check sendMessage ada --policy 'rate: 10, period: minute, capacity: 3'`,
 	}, func(ctx context.Context, args []string) error {
 		return a.decide(ctx, &f, args, cost, (*ratelimit.Limiter).Check, a.show)
 	}, "0 allowed", "3 refused")

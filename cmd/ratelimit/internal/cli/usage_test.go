@@ -36,11 +36,11 @@ func TestUsage(t *testing.T) {
 		{"rules history a b", "there are 2 arguments"},
 		{"reservations cancel", "needs an ID"},
 		{"get sendMessage --rte 5", "unknown flag: --rte; see ratelimit get --help"},
-		{"get sendMessage -o xml", "use -o table, -o json or -o yaml"},
+		{"get sendMessage -o xml", "use -o table or json"},
 		{"get sendMessage --timeout -1s", "the timeout is -1s"},
-		{"get sendMessage --policy '5 per soon'", "write a span such as"},
-		{"get sendMessage --policy '5 per 99999999d'", "write a span of up to 40000 days"},
-		{"get sendMessage --policy '5 per hour (fixed window, one starts at noon)'", "is no instant; write it as"},
+		{"get sendMessage --policy 'rate: 5, period: soon'", "write a span such as"},
+		{"get sendMessage --policy 'rate: 5, period: 99999999d'", "write a span of up to 40000 days"},
+		{"get sendMessage --policy 'kind: fixed window, rate: 5, period: hour, start: noon'", "write an instant such as"},
 		{"get sendMessage", "no database is named"},
 		{"rules validate", "give -f rules.yaml"},
 		{"rules diff", "give -f rules.yaml"},
@@ -59,7 +59,7 @@ func TestUsage(t *testing.T) {
 		{"doctor", "no database is named"},
 		{"migrate down --yes --schema=", "is empty; give it a value, or leave it out"},
 		{"rules list --database-url=", "--database-url is empty"},
-		{"take sends ada --policy '1 per week' --hash-key-file=", "--hash-key-file is empty"},
+		{"take sends ada --policy 'rate: 1, period: week' --hash-key-file=", "--hash-key-file is empty"},
 		{"pause sends ada --for 1h --reason x --author=", "--author is empty"},
 		// The server does not start where others could call it without a token.
 		{"serve --http 0.0.0.0:8080 --database-url postgres://127.0.0.1:1/x", "other machines can reach it; add --token-file"},
@@ -116,7 +116,7 @@ func TestDatabase(t *testing.T) {
 				{"rules", "list", "--database-url", dsn},
 				{"rules", "list", "--database-url=" + dsn},
 				{"migrate", "up", "--timeout", "5s", "--database-url", dsn},
-				{"take", "sendMessage", "ada", "--policy", "1 per 1s", "--database-url", dsn},
+				{"take", "sendMessage", "ada", "--policy", "rate: 1, period: 1s", "--database-url", dsn},
 				{"doctor", "--timeout", "20s", "--database-url", dsn},
 			} {
 				r := run(t.Context(), []string{"USER=ana"}, args...)
@@ -165,11 +165,11 @@ func TestDatabase(t *testing.T) {
 		t.Parallel()
 		f := setup(t)
 		f.env = append(f.env, "RATELIMIT_DATABASE_URL="+withParameter(f.url, "default_transaction_read_only=on"))
-		said := f.fails(t, 1, "take", "a", "b", "--policy", "1 per 1s")
+		said := f.fails(t, 1, "take", "a", "b", "--policy", "rate: 1, period: 1s")
 		require.Contains(t, said, "nothing may be written here (cannot execute")
 		require.Equal(t, 1, strings.Count(said, "primary"), "it is said once: %s", said)
 		f.ok(t, "rules", "list")
-		f.ok(t, "get", "a", "b", "--policy", "1 per 1s")
+		f.ok(t, "get", "a", "b", "--policy", "rate: 1, period: 1s")
 	})
 
 	t.Run("AnInterruptEndsACall", func(t *testing.T) {
@@ -190,7 +190,7 @@ func TestDatabase(t *testing.T) {
 		defer func() { _ = tx.Rollback(context.Background()) }()
 		_, err = tx.Exec(t.Context(), "LOCK TABLE ratelimit.buckets")
 		require.NoError(t, err)
-		said := f.fails(t, 1, "take", "a", "b", "--policy", "1 per 1s", "--timeout", "200ms")
+		said := f.fails(t, 1, "take", "a", "b", "--policy", "rate: 1, period: 1s", "--timeout", "200ms")
 		require.Contains(t, said, "may have been done or not; --timeout gives it longer")
 	})
 }
@@ -201,7 +201,7 @@ func TestWithoutTables(t *testing.T) {
 	f := on(t, postgrestest.NewEmptyDatabase(t))
 	path := file(t, "rules.yaml", "rules: [{limit: a, rate: 1, period: 1s}]")
 	for _, args := range []string{
-		"rules list", "rules history", "rules diff -f " + path, "rules apply --yes --reason x -f " + path, "get a b", "take a b --policy '1 per 1s'",
+		"rules list", "rules history", "rules diff -f " + path, "rules apply --yes --reason x -f " + path, "get a b", "take a b --policy 'rate: 1, period: 1s'",
 		"pause a b --for 1h --reason x", "resume a b --reason x", "top", "top --by owed", "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes",
 		"prune a --yes", "prune --refusals-older-than 1d --yes", "serve", "top --schema elsewhere",
 	} {
