@@ -34,13 +34,6 @@ func (f *fixture) preview(rate, capacity, mode string) string {
 	return strings.Join(strings.Fields(page), " ")
 }
 
-func fullOf(t *testing.T, r rules.Rule, now time.Time) ratelimit.Value {
-	t.Helper()
-	limit, err := r.AsLimit()
-	require.NoError(t, err)
-	return limit.For("ada").FullValue(now)
-}
-
 // Each page shows what the tables and the limiter say.
 func TestPages(t *testing.T) {
 	t.Parallel()

@@ -197,6 +197,27 @@ func TestReadTakesBoundedTime(t *testing.T) {
 	}
 }
 
+func TestParsePolicy(t *testing.T) {
+	t.Parallel()
+	for fields, want := range map[string]ratelimit.Policy{
+		"rate: 10, period: minute, capacity: 50":     ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 50},
+		"kind: fixed window, rate: 100, period: 90s": ratelimit.FixedWindow{Rate: 100, Period: 90 * time.Second},
+		`"kind": "concurrency", "slots": 5`:          ratelimit.Concurrency{Slots: 5},
+	} {
+		got, err := rules.ParsePolicy(fields)
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+	for fields, want := range map[string]string{
+		"": "its Rate is 0", "rate: 10, perod: minute": `"perod" is no field of a token bucket`, "rate: 10}, {": "one that is not YAML",
+		"rate: &x 1, period: 1s": "anchors",
+	} {
+		_, err := rules.ParsePolicy(fields)
+		require.ErrorIs(t, err, rules.ErrInvalid)
+		require.ErrorContains(t, err, want, fields)
+	}
+}
+
 func TestReadFile(t *testing.T) {
 	t.Parallel()
 	_, err := rules.ReadFile(filepath.Join(t.TempDir(), "none.yaml"))
