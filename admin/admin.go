@@ -1,6 +1,5 @@
-// Package admin is a page for the operators of limits. It shows the buckets and refusals of each limit, the keys that
-// owe tokens, the open reservations, and the rules with their authors. Operators with permission can change rules and
-// buckets on it.
+// Package admin is a page for the operators of limits. It shows the buckets and refusals of each limit, the open
+// reservations, and the rules with their authors. Operators with permission can change rules and buckets on it.
 //
 //	page, err := admin.New(limiter, set, admin.Config{
 //		Pool:   pool,

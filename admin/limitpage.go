@@ -35,7 +35,6 @@ type limitBody struct {
 	Pause   *rules.Statement
 	Global  *part[*inspect.View]
 	Buckets *part[bucketList]
-	Owing   *part[owingList]
 	Hours   *part[map[string]hour]
 	// Span is the time of which refusals are shown, one of Spans.
 	Span    chartSpan
@@ -100,8 +99,6 @@ func (v *visit) limit() {
 		return v.buckets(ctx, s, asked)
 	})
 	body.Global = ask(g, "a bucket", func(ctx context.Context) (*inspect.View, error) { return v.globalView(ctx, s) })
-	body.Owing = ask(g, "what is owed",
-		func(ctx context.Context) (owingList, error) { return v.owingFor(ctx, s, body.Name, nil, 0) })
 	body.Hours = v.hours(g, body.Span, []string{body.Name}, body.Now)
 	top := refusals.TopConfig{By: refusals.ByKey, Limit: body.Name, Most: mostTop}
 	body.Top = v.top(g, top, body.Span, body.Now)

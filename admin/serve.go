@@ -46,7 +46,6 @@ func (h *Handler) routing() map[string]route {
 	return map[string]route{
 		"":                 {get: (*visit).overview},
 		"limit":            {get: (*visit).limit},
-		"owed":             {get: (*visit).owing},
 		"now":              {get: (*visit).now},
 		"key":              {get: (*visit).key},
 		"find":             {post: (*visit).find},

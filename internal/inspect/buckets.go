@@ -43,6 +43,12 @@ type Lease struct {
 	Until time.Time `json:"until"`
 }
 
+// Position is a place in the order of buckets.
+type Position struct {
+	// Limit and Key name the bucket.
+	Limit, Key string
+}
+
 // Held returns the leases of the bucket that have not ended at an instant, in the order in which they were taken.
 func (b Bucket) Held(at time.Time) (held []Lease) {
 	for _, row := range b.Rows {
@@ -87,7 +93,7 @@ func (r *Reader) Limits(ctx context.Context, after string, most int) (names []st
 	if err := checkName(after); err != nil {
 		return nil, err
 	}
-	if most, err = checkMost("most", most, defaultMost, maxMost); err != nil {
+	if most, err = checkMost("most", most, defaultMost); err != nil {
 		return nil, err
 	}
 	return collect(ctx, r, "limits", pgx.RowTo[string], r.sql.limits, after, most)
@@ -95,7 +101,7 @@ func (r *Reader) Limits(ctx context.Context, after string, most int) (names []st
 
 // Buckets returns buckets of a limit. A bucket without a row is full, and not among them.
 func (r *Reader) Buckets(ctx context.Context, query BucketQuery) ([]Bucket, error) {
-	most, err := checkMost("Most", query.Most, defaultMost, maxMost)
+	most, err := checkMost("Most", query.Most, defaultMost)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +133,7 @@ func (r *Reader) Bucket(ctx context.Context, limit, key string) (Bucket, error) 
 
 // BucketsAt returns those of up to 1000 buckets that have rows, in their order.
 func (r *Reader) BucketsAt(ctx context.Context, places []Position) ([]Bucket, error) {
-	if _, err := checkMost("the number of buckets", len(places), 0, maxMost); err != nil {
+	if _, err := checkMost("the number of buckets", len(places), 0); err != nil {
 		return nil, err
 	}
 	limits, keys := make([]string, len(places)), make([]string, len(places))

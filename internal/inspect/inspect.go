@@ -137,9 +137,9 @@ func checkText(what, text string, most int) error {
 }
 
 // checkMost returns most, and byDefault for 0.
-func checkMost(what string, most, byDefault, highest int) (int, error) {
-	if most < 0 || most > highest {
-		return 0, invalid("%s is %d; use 1 to %d, or 0 for %d", what, most, highest, byDefault)
+func checkMost(what string, most, byDefault int) (int, error) {
+	if most < 0 || most > maxMost {
+		return 0, invalid("%s is %d; use 1 to %d, or 0 for %d", what, most, maxMost, byDefault)
 	}
 	return cmp.Or(most, byDefault), nil
 }

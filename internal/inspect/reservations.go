@@ -98,7 +98,7 @@ func (r *Reader) Reservations(ctx context.Context, query ReservationQuery) (Rese
 	if err := query.check(); err != nil {
 		return Reservations{}, err
 	}
-	most, err := checkMost("Most", query.Most, defaultMost, maxMost)
+	most, err := checkMost("Most", query.Most, defaultMost)
 	if err != nil {
 		return Reservations{}, err
 	}

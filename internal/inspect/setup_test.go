@@ -124,9 +124,6 @@ func queries() []query {
 	buckets := func(name string, most, rows int, q inspect.BucketQuery) query {
 		return query{"Buckets/" + name, most + 1 + most*rows, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Buckets(ctx, q)) }}
 	}
-	owing := func(name string, look int, q inspect.OwingQuery) query {
-		return query{"Owing/" + name, look + 64, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Owing(ctx, q)) }}
-	}
 	reservations := func(name string, q inspect.ReservationQuery) query {
 		return query{"Reservations/" + name, few + 64, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Reservations(ctx, q)) }}
 	}
@@ -166,11 +163,6 @@ func queries() []query {
 		buckets("Middle", 50, 1, inspect.BucketQuery{Limit: "limit-050", After: &middle}),
 		buckets("Thousand", 1000, 1, inspect.BucketQuery{Limit: "limit-050", Most: 1000}),
 		buckets("ThousandOfEightRows", 1000, 8, inspect.BucketQuery{Limit: "limit-001", Most: 1000}),
-		owing("", 100_000, inspect.OwingQuery{}),
-		owing("Few", few, inspect.OwingQuery{Look: few}),
-		owing("Middle", few, inspect.OwingQuery{Look: few, After: &inspect.Position{Limit: "limit-050", Key: middle}}),
-		owing("OfLimit", 200, inspect.OwingQuery{Limit: "limit-007"}),
-		owing("OfLimitOfEightRows", 200*8, inspect.OwingQuery{Limit: "limit-001"}),
 		reservations("", inspect.ReservationQuery{}),
 		reservations("Last", inspect.ReservationQuery{After: &inspect.ReservationPosition{ExpiresAt: noon.Add(15 * time.Second), ID: number(0)}}),
 		reservations("OfKeys", inspect.ReservationQuery{Keys: []string{key, middle}, State: "open"}),

@@ -20,8 +20,6 @@ var (
 	bucketsSQL string
 	//go:embed sql/bucket.sql
 	bucketSQL string
-	//go:embed sql/owing.sql
-	owingSQL string
 	//go:embed sql/reservations.sql
 	reservationsSQL string
 	//go:embed sql/reservation.sql
@@ -43,7 +41,6 @@ var (
 // statements are the SQL texts for one schema.
 type statements struct {
 	limits, buckets, bucket   string
-	owing, owingOfLimit       string
 	reservations, reservation string
 	refusals, refusalsSince   string
 	refusalsByLimit, upstream string
@@ -52,11 +49,8 @@ type statements struct {
 
 func newStatements(schema string) statements {
 	in := strings.NewReplacer("ratelimit.", pgx.Identifier{schema}.Sanitize()+".").Replace
-	// The search of one limit ends with its last bucket, and the planner knows how many it has.
-	ofLimit := strings.NewReplacer("(b.name, b.key) >= ($1, $2)", "b.name = $1 AND b.key >= $2").Replace
 	return statements{
 		limits: in(limitsSQL), buckets: in(bucketsSQL), bucket: in(bucketSQL),
-		owing: in(owingSQL), owingOfLimit: in(ofLimit(owingSQL)),
 		reservations: in(reservationsSQL), reservation: in(reservationSQL),
 		refusals: in(refusalsSQL), refusalsSince: in(refusalsSinceSQL),
 		refusalsByLimit: in(refusalsByLimitSQL), upstream: in(upstreamSQL), seen: in(seenSQL), used: in(usedSQL),

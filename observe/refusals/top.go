@@ -47,20 +47,20 @@ type TopConfig struct {
 // Sum adds up the refusals of a limit, a route or a key.
 type Sum struct {
 	// Limit is the limit's name.
-	Limit string
+	Limit string `json:"limit"`
 	// Route is set for ByRoute.
-	Route string
+	Route string `json:"route,omitzero"`
 	// Key is the key as stored. It is set for ByKey. The empty key has the refusals of [ratelimit.Limit.Global], of keys
 	// that were not among the heaviest, and of keys in a minute that is not over.
-	Key string
+	Key string `json:"key,omitzero"`
 	// Refused is the number of refusals. For a key it may be less than the true number, and is never more.
-	Refused int64
+	Refused int64 `json:"refused,omitzero"`
 	// Allowed is the number of allowed requests, if TopConfig.Allowed is set. Refused and Cost are then 0.
-	Allowed int64
+	Allowed int64 `json:"allowed,omitzero"`
 	// Cost is the sum of the costs, in tokens.
-	Cost float64
+	Cost float64 `json:"cost,omitzero"`
 	// Last is the instant of the latest refusal. For the empty Key it is the latest of any key of the limit.
-	Last time.Time
+	Last time.Time `json:"last"`
 }
 
 // Check returns an error that wraps ratelimit.ErrInvalidRequest if a field is invalid.

@@ -176,7 +176,6 @@ func Pages(id string) map[string]string {
 		"limits":       "/admin/",
 		"limit":        Address("limit", "name", "messages"),
 		"llm":          Address("limit", "name", "llm/tokens"),
-		"owed":         Address("owed", "limit", "llm/tokens"),
 		"now":          "/admin/now",
 		"now limit":    Address("now", "limit", "messages", "range", "7d"),
 		"key limits":   Address("key", "key", "ada"),

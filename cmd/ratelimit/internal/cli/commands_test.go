@@ -52,7 +52,7 @@ func TestRoles(t *testing.T) {
 		code       int
 	}{
 		{reader, "get sends ada", 0},
-		{reader, "top --by owed", 0},
+		{reader, "top --by allowed", 0},
 		{reader, "reservations list", 0},
 		{reader, "rules history", 0},
 		{reader, "migrate status", 0},

@@ -349,7 +349,7 @@ overrides:
 		"version", "migrate status", "migrate up", "rules validate -f FILE", "rules list", "rules get sends",
 		"take sends ada --cost 4", "check sends ada", "take sends ada --cost 7", "get sends ada", "get sends bob", "credit sends ada --cost 1", "reset sends ada --yes",
 		"pause sends eve --for 1h", "get sends eve", "take sends eve", "key eve", "resume sends eve",
-		"top --by refusals", "top --by owed", "top --by reservations", "get later ada",
+		"top --by refusals", "get later ada",
 		"reservations list", "reservations cancel RESERVATION --yes", "leases list jobs acme", "get jobs acme", "leases release jobs acme --fence FENCE --yes",
 		"prune sends --yes", "simulate -f SIMULATED --by user REQUESTS", "get later nobody", "get nothing ada",
 		"rules diff -f FILE", "rules apply -f FILE --yes", "override set sends eve --multiplier 3 --yes", "rules history", "doctor", "migrate down --yes",

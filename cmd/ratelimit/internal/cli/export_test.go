@@ -11,6 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/doctor"
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/simulate"
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/observe/refusals"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -70,7 +71,7 @@ func Views() map[string]any {
 		"`pause`, `resume`":     changedView{},
 		"`unlock`":              unlockedView{},
 		"`rules diff`: of each": changeView{}, "`rules apply`": appliedView{}, "`rules history`: of each": rules.Statement{},
-		"`top --by refusals`: of each": sumView{}, "`top --by owed`: of each": inspect.View{}, "`top --by reservations`: of each": reservedView{},
+		"`top`: of each":               refusals.Sum{},
 		"`reservations list`: of each": inspect.Reservation{}, "an item of a reservation": inspect.Item{},
 		"`leases list`: of each": inspect.Lease{}, "`leases release`": releasedView{}, "an upstream": inspect.Upstream{},
 		"`reservations cancel`": cancelledView{}, "`rules validate`": validityView{},

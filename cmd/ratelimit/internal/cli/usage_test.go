@@ -50,7 +50,7 @@ func TestUsage(t *testing.T) {
 		{"pause sendMessage ada --author ana --reason x --for 1h --until 2030-01-01T00:00:00Z", "with one of --for and --until"},
 		{"resume sendMessage ada --author ana", "say with --reason why"},
 		{"prune", "name limits, or give --refusals-older-than"},
-		{"top --by size", "use refusals, allowed, owed or reservations"},
+		{"top --by size", "use refusals or allowed"},
 		{"top --most 0", "use 1 to 1000"},
 		{"simulate", "give -f rules.yaml"},
 		{"grants", "no role is named; give --application"},
@@ -202,7 +202,7 @@ func TestWithoutTables(t *testing.T) {
 	path := file(t, "rules.yaml", "rules: [{limit: a, rate: 1, period: 1s}]")
 	for _, args := range []string{
 		"rules list", "rules history", "rules diff -f " + path, "rules apply --yes --reason x -f " + path, "get a b", "take a b --policy 'rate: 1, period: 1s'",
-		"pause a b --for 1h --reason x", "resume a b --reason x", "top", "top --by owed", "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes",
+		"pause a b --for 1h --reason x", "resume a b --reason x", "top", "top --by allowed", "reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes",
 		"prune a --yes", "prune --refusals-older-than 1d --yes", "serve", "top --schema elsewhere",
 	} {
 		require.Contains(t, f.fails(t, 1, split(args)...), "run ratelimit migrate up, or name another with --schema", args)
@@ -340,7 +340,7 @@ func FuzzRun(f *testing.F) {
 		"get a --policy 5", "get a --policy=1e400",
 		"get a --policy= -o json", "simulate -f - --format json", "pause a b --for 1h --until 2030-01-01T00:00:00Z",
 		"grants --application app --schema Bad", "reservations cancel x --yes", "prune --refusals-older-than NaNd --yes", "migrate down --yes --schema x",
-		"doctor --hash-key-file /nowhere", "top --by owed --most 5", "completion bash", "-h", "--", "take \x00 \xff", "leases release L1AAAA --yes",
+		"doctor --hash-key-file /nowhere", "top --by allowed --most 5", "completion bash", "-h", "--", "take \x00 \xff", "leases release L1AAAA --yes",
 	} {
 		f.Add(strings.ReplaceAll(line, " ", "\n"), "rules: [{limit: a, rate: 1, period: 1s}]")
 	}
