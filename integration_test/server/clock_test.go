@@ -6,6 +6,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -18,12 +20,38 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// startClocked starts a server whose clock the test sets.
-func startClocked(t *testing.T) (*application, *postgrestest.Clock) {
+// clock is a file with the seconds that a server's clock is ahead of the machine's.
+type clock string
+
+// set moves the clock. The file is put in place as a whole, because the server reads it at each look at its clock.
+func (c clock) set(t *testing.T, ahead time.Duration) {
 	t.Helper()
-	clock := postgrestest.NewClock(t)
-	_, a := startServer(t, postgrestest.Options{Env: clock.Env()})
-	return a, clock
+	next := string(c) + ".next"
+	require.NoError(t, os.WriteFile(next, fmt.Appendf(nil, "%+.6f", ahead.Seconds()), 0o644))
+	require.NoError(t, os.Rename(next, string(c)))
+}
+
+// startClocked starts a server whose clock the test sets. Its timers go by the monotonic clock, which stays.
+func startClocked(t *testing.T) (*application, clock) {
+	t.Helper()
+	var libraries []string
+	for _, pattern := range []string{"/usr/lib/*/faketime", "/usr/lib/faketime", "/usr/lib64/faketime", "/usr/local/lib/faketime"} {
+		found, err := filepath.Glob(pattern + "/libfaketime.so.1")
+		require.NoError(t, err)
+		libraries = append(libraries, found...)
+	}
+	if len(libraries) == 0 {
+		postgrestest.GiveUp(t, fmt.Errorf("%w: its clock is moved by libfaketime: apt-get install faketime", postgrestest.ErrNoServer))
+	}
+	directory := t.TempDir()
+	require.NoError(t, os.Chmod(filepath.Dir(directory), 0o755)) // the server's user reads it
+	c := clock(filepath.Join(directory, "offset"))
+	c.set(t, 0)
+	_, a := startServer(t, postgrestest.Options{Env: []string{
+		"LD_PRELOAD=" + libraries[0], "FAKETIME_TIMESTAMP_FILE=" + string(c), "FAKETIME_NO_CACHE=1",
+		"FAKETIME_DONT_FAKE_MONOTONIC=1",
+	}})
+	return a, c
 }
 
 // stepped are the limits whose clock is set: the time that a test takes brings none of them a token.
@@ -99,7 +127,7 @@ func TestAServersClockSteps(t *testing.T) {
 		{1350 * time.Minute, given{"bucket": 5, "sliding": 10}}, // 4.75 more, and the half; a window that slides, within its period
 		{31 * time.Hour, given{"bucket": 4, "window": 10, "slots": 10}},
 	} {
-		clock.Set(t, step.ahead)
+		clock.set(t, step.ahead)
 		for kind, s := range limits {
 			for _, inTx := range []bool{false, true} {
 				require.Equal(t, step.given[kind], a.drain(t, s, fmt.Sprint(inTx), inTx), "step %d, to %v, %s, in a transaction: %v", i, step.ahead, kind, inTx)
@@ -156,7 +184,7 @@ func TestALongWaitCreditsNoTimeTwice(t *testing.T) {
 						return a.Count(t, `SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'`) == 1
 					})
 					ahead += wait
-					clock.Set(t, ahead)
+					clock.set(t, ahead)
 					require.NoError(t, hold(t.Context(), a.Limiter.WithTx(holder), request))
 					require.NoError(t, holder.Commit(t.Context()))
 					require.NoError(t, <-waited)

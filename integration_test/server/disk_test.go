@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -18,6 +19,22 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
+
+// mountDisk returns the directory of a small file system in memory, which needs root on Linux.
+func mountDisk(t *testing.T) string {
+	t.Helper()
+	directory := t.TempDir()
+	require.NoError(t, os.Chmod(filepath.Dir(directory), 0o755)) // the server's user passes through
+	mount := exec.CommandContext(t.Context(), "mount", "-t", "tmpfs", "-o", "size=192m,mode=1777", "tmpfs", directory)
+	if out, err := mount.CombinedOutput(); err != nil {
+		postgrestest.GiveUp(t, fmt.Errorf("%w: its disk cannot be mounted: %w: %s", postgrestest.ErrNoServer, err, out))
+	}
+	t.Cleanup(func() {
+		unmount := exec.CommandContext(context.WithoutCancel(t.Context()), "umount", "--lazy", directory)
+		require.NoError(t, unmount.Run())
+	})
+	return directory
+}
 
 // fill writes a file that leaves no room on the disk, until free is called.
 func fill(t *testing.T, disk string) (free func()) {
@@ -45,11 +62,10 @@ func longKey(n int) string { return fmt.Sprintf("long %d %s", n, strings.Repeat(
 func TestAFullDisk(t *testing.T) {
 	t.Parallel()
 	testkit.Long(t, "servers of its own")
-	server, a := startServer(t, postgrestest.Options{DiskBytes: 192 << 20, Settings: map[string]string{
+	disk := mountDisk(t)
+	server, a := startServer(t, postgrestest.Options{Parent: disk, Settings: map[string]string{
 		"min_wal_size": "32MB", "max_wal_size": "64MB", "autovacuum": "off", "checkpoint_timeout": "1h", "restart_after_crash": "off",
 	}})
-	disk, err := server.Disk()
-	require.NoError(t, err)
 	require.NoError(t, a.do(t.Context(), workers, 0))
 	free := fill(t, disk)
 	a.requireNoRoomForData(t)
@@ -65,13 +81,12 @@ func TestAFullDisk(t *testing.T) {
 		_, err := a.Pool.Exec(t.Context(), `SELECT pg_switch_wal()`)
 		return err != nil && a.Pool.Ping(t.Context()) != nil
 	})
-	server.AwaitStop(t)
-	_, err = a.Limiter.Take(t.Context(), sent.For("ada"))
+	_, err := a.Limiter.Take(t.Context(), sent.For("ada"))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, ratelimit.ErrLimited)
 	l.finish()
 	free()
-	require.NoError(t, server.Restart(t.Context()))
+	world.Eventually(t, "the server has stopped, and starts again", func() bool { return server.Restart(t.Context()) == nil })
 	a.awaitServer(t)
 	a.requireWhole(t)
 	require.Zero(t, l.requireSuffixLost(t, a, l.acks()))

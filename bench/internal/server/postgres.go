@@ -5,14 +5,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
+	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const adminConnections = 2
+const (
+	adminConnections = 2
+	dropTimeout      = 2 * time.Minute // it waits for a checkpoint
+)
 
 // Settings returns the changed settings of the server. Commits are durable.
 func Settings() map[string]string {
@@ -78,16 +84,39 @@ func (p *Postgres) describe(ctx context.Context) error {
 
 // Database is a database with the limiter's tables.
 type Database struct {
-	scratch *postgrestest.Scratch
+	pool   *pgxpool.Pool // for statements that are not measured
+	server string        // the URL of another database on the server
 }
 
 // NewDatabase creates a migrated database without rows. Call Drop when done.
 func (p *Postgres) NewDatabase(ctx context.Context) (*Database, error) {
-	scratch, err := p.NewScratch(ctx, "bench", adminConnections)
+	d := &Database{server: p.URL()}
+	config, err := pgxpool.ParseConfig(p.URL())
 	if err != nil {
 		return nil, err
 	}
-	return &Database{scratch}, nil
+	config.MaxConns, config.ConnConfig.Database = adminConnections, "bench"
+	if err := d.ofServer(ctx, "CREATE DATABASE bench"); err != nil {
+		return nil, err
+	}
+	if d.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return nil, err
+	}
+	if err := migrations.Up(ctx, d.pool, migrations.Config{}); err != nil {
+		return nil, errors.Join(err, d.Drop(ctx))
+	}
+	return d, nil
+}
+
+// ofServer runs a statement that cannot run in the database itself.
+func (d *Database) ofServer(ctx context.Context, statement string) (err error) {
+	conn, err := pgx.Connect(ctx, d.server)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close(ctx)) }()
+	_, err = conn.Exec(ctx, statement)
+	return err
 }
 
 // Checkpoint runs a checkpoint. Pages that are filled after it are updated without full-page images in the
@@ -100,7 +129,12 @@ func (d *Database) Checkpoint(ctx context.Context) error {
 }
 
 // Drop drops the database, even if ctx has ended.
-func (d *Database) Drop(ctx context.Context) error { return d.scratch.Drop(ctx) }
+func (d *Database) Drop(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), dropTimeout)
+	defer cancel()
+	d.pool.Close()
+	return d.ofServer(ctx, "DROP DATABASE bench WITH (FORCE)")
+}
 
 // Settle vacuums and analyzes the filled tables, as autovacuum would later.
 func (d *Database) Settle(ctx context.Context) error {
@@ -111,14 +145,14 @@ func (d *Database) Settle(ctx context.Context) error {
 }
 
 // Admin returns a pool for statements that are not measured.
-func (d *Database) Admin() *pgxpool.Pool { return d.scratch.Pool }
+func (d *Database) Admin() *pgxpool.Pool { return d.pool }
 
 // Pool returns a pool whose round trips wire counts. configure may change its
 // configuration.
 func (d *Database) Pool(ctx context.Context, connections int, wire *testkit.RoundTrips,
 	configure ...func(*pgxpool.Config),
 ) (*pgxpool.Pool, error) {
-	config := d.scratch.Pool.Config()
+	config := d.pool.Config()
 	config.MaxConns = int32(connections)
 	config.ConnConfig.DialFunc = wire.Dial
 	// Connections are idle during the rounds of other contenders, and a ping would count as a round trip.

@@ -79,42 +79,6 @@ func drop(ctx context.Context, conn *pgx.Conn, name string) error {
 	return err
 }
 
-// Scratch is a migrated database that a program makes for itself, so that it can run on any server.
-type Scratch struct {
-	Pool   *pgxpool.Pool
-	server *Server
-}
-
-// NewScratch makes a database under a name with prefix in it, with a pool of at most connections. Drop it in the end.
-func (s *Server) NewScratch(ctx context.Context, prefix string, connections int32) (*Scratch, error) {
-	name := databaseName(prefix)
-	if err := createDatabase(ctx, s, name, emptyTemplate); err != nil {
-		return nil, err
-	}
-	config, err := pgxpool.ParseConfig(withDatabase(s.url, name))
-	if err != nil {
-		return nil, fmt.Errorf("read the database URL: %w", err)
-	}
-	config.MaxConns = connections
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return nil, errors.Join(err, dropDatabase(context.WithoutCancel(ctx), s, name))
-	}
-	scratch := &Scratch{pool, s}
-	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil {
-		return nil, errors.Join(err, scratch.Drop(ctx))
-	}
-	return scratch, nil
-}
-
-// Drop closes the pool and drops the database, also when ctx has ended.
-func (s *Scratch) Drop(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout) // it waits for a checkpoint
-	defer cancel()
-	s.Pool.Close()
-	return dropDatabase(ctx, s.server, s.Pool.Config().ConnConfig.Database)
-}
-
 // ensureTemplate makes the database that tests' databases are cloned from, unless this server has the
 // one for the present migrations already. It appears under its name when it is complete, not before.
 func ensureTemplate(ctx context.Context, server *Server) (string, error) {

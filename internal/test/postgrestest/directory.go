@@ -26,11 +26,6 @@ if [ -n "$pid" ]; then
 		tries=$((tries + 1))
 	done
 fi
-tries=0
-while [ -e "$1/mounted" ] && ! umount "$1" 2>/dev/null && [ "$tries" -lt 2000 ]; do # until the last process is out of it
-	sleep 0.05
-	tries=$((tries + 1))
-done
 rm -rf "$1"
 `
 
@@ -39,9 +34,10 @@ type watchdog struct {
 	input io.Closer
 }
 
-func startWatchdog(dir string, user *account) (io.Closer, error) {
+// startWatchdog runs a script that waits until its input ends.
+func startWatchdog(user *account, script string, args ...string) (*watchdog, error) {
 	// No context: it has to outlive this process.
-	cmd := user.command(context.Background(), "/", "sh", "-c", watchdogScript, "postgrestest-watchdog", dir)
+	cmd := user.command(context.Background(), "/", "sh", append([]string{"-c", script, "postgrestest-watchdog"}, args...)...)
 	input, err := cmd.StdinPipe()
 	if err != nil {
 		return nil, fmt.Errorf("start the watchdog: %w", err)
@@ -60,13 +56,18 @@ func (w *watchdog) Close() error {
 	return nil
 }
 
-// makeDir makes an empty directory that user can enter and remove. It is in memory if a tmpfs has room for it, unless
-// it must be on disk.
-func makeDir(ctx context.Context, user *account, onDisk bool) (string, error) {
+// directories are where a server may have its directory: in memory if a tmpfs has room for it, unless it must be on
+// disk.
+func directories(onDisk bool) []string {
 	parents := []string{os.TempDir(), "/var/tmp"} // root's own TMPDIR may be closed to the server's user
 	if !onDisk && tmpfsHasRoom("/dev/shm") {
 		parents = append([]string{"/dev/shm"}, parents...)
 	}
+	return parents
+}
+
+// makeDir makes an empty directory that user can enter and remove, in the first parent where that is possible.
+func makeDir(ctx context.Context, user *account, parents []string) (string, error) {
 	var failed error
 	for _, parent := range parents {
 		dir, err := os.MkdirTemp(parent, "pgratelimit-")

@@ -41,12 +41,6 @@
 // [StartPgBouncer] starts a PgBouncer in front of a test's database, if the program is in PATH or where packages
 // install it. It ends as the servers do.
 //
-// # Servers that fail
-//
-// [StartWith] starts a server on a disk that a test can fill, or with a [Clock] that the test sets while the server
-// runs. The clock needs libfaketime. [Server.StartStandby] starts a replica of such a server. All of these need server
-// programs on this machine.
-//
 // # Without a server
 //
 // Without a server a test is skipped, with the whole reason. If CI is set, it fails. If a variable asks for a server

@@ -90,7 +90,7 @@ func start(ctx context.Context, opts Options, env environment) (*Server, error) 
 	}
 	server, err := startLocal(ctx, opts, env)
 	switch {
-	case err == nil || env.binDir != "" && opts.Version == 0 || errors.Is(err, errNoMount):
+	case err == nil || env.binDir != "" && opts.Version == 0:
 		return server, err
 	case ctx.Err() != nil:
 		return nil, fmt.Errorf("start Postgres: %w", errors.Join(err, context.Cause(ctx)))

@@ -62,7 +62,11 @@ func startCluster(ctx context.Context, binDir string, opts Options) (_ *Server, 
 			err = errors.Join(err, c.remove(context.WithoutCancel(ctx)))
 		}
 	}()
-	if err := c.initialize(ctx); err != nil {
+	initialize := opts.Data
+	if initialize == nil {
+		initialize = c.initialize
+	}
+	if err := initialize(ctx, c.data()); err != nil {
 		return nil, err
 	}
 	if err := c.startOnFreePort(ctx, opts.Settings); err != nil {
@@ -78,18 +82,15 @@ func newCluster(ctx context.Context, binDir string, opts Options) (*cluster, err
 		return nil, err
 	}
 	c := &cluster{binDir: binDir, port: opts.Port, user: user, env: opts.Env}
-	if c.dir, err = makeDir(ctx, user, opts.Settings["fsync"] == "on"); err != nil {
+	parents := directories(opts.Settings["fsync"] == "on")
+	if opts.Parent != "" {
+		parents = []string{opts.Parent}
+	}
+	if c.dir, err = makeDir(ctx, user, parents); err != nil {
 		return nil, err
 	}
-	keeper := user
-	if opts.DiskBytes > 0 {
-		if err := mountMemory(c.dir, opts.DiskBytes, user); err != nil {
-			return nil, errors.Join(err, os.RemoveAll(c.dir))
-		}
-		keeper = nil // who mounted it takes it away
-	}
-	if c.watchdog, err = startWatchdog(c.dir, keeper); err != nil {
-		return nil, errors.Join(err, unmount(c.dir), os.RemoveAll(c.dir))
+	if c.watchdog, err = startWatchdog(user, watchdogScript, c.dir); err != nil {
+		return nil, errors.Join(err, os.RemoveAll(c.dir))
 	}
 	return c, nil
 }
@@ -116,13 +117,13 @@ func (c *cluster) server(ctx context.Context) (*Server, error) {
 const hba = "host all,replication postgres 127.0.0.1/32 trust\nhost all all 127.0.0.1/32 scram-sha-256\n"
 
 // initialize makes the data directory by initdb.
-func (c *cluster) initialize(ctx context.Context) error {
+func (c *cluster) initialize(ctx context.Context, data string) error {
 	_, err := c.user.run(ctx, c.dir, filepath.Join(c.binDir, "initdb"),
-		"-D", c.data(), "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
+		"-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-locale", "--no-sync")
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(filepath.Join(c.data(), "pg_hba.conf"), []byte(hba), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(data, "pg_hba.conf"), []byte(hba), 0o600); err != nil {
 		return fmt.Errorf("write who may connect: %w", err)
 	}
 	return nil

@@ -126,17 +126,7 @@ type pgbouncer struct {
 	watchdog *watchdog
 }
 
-// startPgBouncer retries with another port if a different process took the free port in the meantime.
-func startPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMode) (*pgbouncer, error) {
-	for attempt := 1; ; attempt++ {
-		b, err := tryPgBouncer(ctx, program, databaseURL, mode)
-		if err == nil || attempt == portAttempts || !strings.Contains(err.Error(), "in use") {
-			return b, err
-		}
-	}
-}
-
-func tryPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMode) (_ *pgbouncer, err error) {
+func startPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMode) (_ *pgbouncer, err error) {
 	user, err := serverAccount()
 	if err != nil {
 		return nil, err
@@ -146,7 +136,7 @@ func tryPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMod
 		return nil, err
 	}
 	b := &pgbouncer{}
-	if b.dir, err = makeDir(ctx, user, false); err != nil {
+	if b.dir, err = makeDir(ctx, user, directories(false)); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -161,17 +151,9 @@ func tryPgBouncer(ctx context.Context, program, databaseURL string, mode PoolMod
 	if err := b.configure(databaseURL, port, settings, user); err != nil {
 		return nil, err
 	}
-	// Not the test's context, which ends before cleanups run.
-	cmd := user.command(context.WithoutCancel(ctx), "/", "sh", "-c", pgbouncerScript, "postgrestest-pgbouncer", program,
-		b.dir)
-	input, err := cmd.StdinPipe()
-	if err != nil {
+	if b.watchdog, err = startWatchdog(user, pgbouncerScript, program, b.dir); err != nil {
 		return nil, err
 	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	b.watchdog = &watchdog{cmd: cmd, input: input}
 	return b, b.await(ctx)
 }
 

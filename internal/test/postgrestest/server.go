@@ -13,12 +13,6 @@ import (
 // errNotHere is returned for operations that need a server which this package started from programs of this machine.
 var errNotHere = errors.New("postgrestest: the server does not run from programs of this machine")
 
-// errNoMount is returned by Start with DiskBytes when this process may not mount file systems.
-var errNoMount = errors.New("postgrestest: file systems are mounted on Linux only, and by root with the right to")
-
-// errNoClock says that libfaketime is not on this machine; see NewClock.
-var errNoClock = errors.New("no libfaketime to move a server's clock with: apt-get install faketime")
-
 // errNotOwn is returned by Server's Stop and Restart for a server named by URL, which others use.
 var errNotOwn = errors.New("postgrestest: the server is not ours to stop")
 
@@ -32,8 +26,7 @@ type Options struct {
 	// Version is the major version of the server that is started, for example 17; 0 accepts any.
 	Version int
 
-	// Own starts a new server for the caller alone, even if a URL names one. Version, Settings, Env and
-	// DiskBytes imply it.
+	// Own starts a new server for the caller alone, even if a URL names one. The other options but Port imply it.
 	Own bool
 
 	// Port is the port of a server that is started, unless another program has it; 0 is a free port. The password in the
@@ -41,20 +34,22 @@ type Options struct {
 	// read.
 	Port int
 
+	// With one of the following, the server runs from programs of this machine.
+
 	// Env are variables, as NAME=value, that the server's processes have in addition to the environment of this process.
-	// The server then runs from programs of this machine.
 	Env []string
 
-	// DiskBytes, when above 0, is the size of a file system for everything that the server writes, which a test can fill.
-	// It is mounted at Server.Disk, in memory; this process must run as root on Linux. The server then runs from programs
-	// of this machine.
-	DiskBytes int64
+	// Parent is the directory for the server's own one, for example on a disk that a test can fill.
+	Parent string
+
+	// Data makes the data directory in place of initdb.
+	Data func(ctx context.Context, directory string) error
 }
 
 func (o Options) own() bool { return o.Own || o.Version > 0 || len(o.Settings) > 0 || o.here() }
 
 // here reports whether the server must run from programs of this machine.
-func (o Options) here() bool { return len(o.Env) > 0 || o.DiskBytes > 0 }
+func (o Options) here() bool { return len(o.Env) > 0 || o.Parent != "" || o.Data != nil }
 
 // StopMode says how a server is stopped.
 type StopMode string

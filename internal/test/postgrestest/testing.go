@@ -78,13 +78,6 @@ func StartWith(t testing.TB, opts Options) *Server {
 	if err != nil {
 		GiveUp(t, err)
 	}
-	closeInTheEnd(t, server)
-	return server
-}
-
-// closeInTheEnd closes the server when the test ends.
-func closeInTheEnd(t testing.TB, server *Server) {
-	t.Helper()
 	t.Cleanup(func() {
 		if t.Failed() {
 			ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
@@ -95,6 +88,7 @@ func closeInTheEnd(t testing.TB, server *Server) {
 			t.Errorf("clean up: %v", err)
 		}
 	})
+	return server
 }
 
 // template is a database to clone, and its server.
@@ -162,7 +156,7 @@ func GiveUp(t testing.TB, err error) {
 // set or a variable asked for a server, because a skipped test looks like a passed one.
 func giveUp(t testing.TB, err error, ci bool) {
 	t.Helper()
-	for _, missing := range []error{ErrNoServer, errNotHere, errNoMount, errNoClock} {
+	for _, missing := range []error{ErrNoServer, errNotHere} {
 		if errors.Is(err, missing) && !ci {
 			if err := leaveOut(os.Getenv(NoneVariable), t.Name()); err != nil {
 				t.Fatal(err)
