@@ -1,29 +1,25 @@
 // Command gateway limits the requests to an API: by address, by API key and its plan, and all together. The limits are
-// rules in tables, which begin with rules.yaml. An operator changes them while gateways run.
+// rules in tables, which an operator changes while gateways run.
 //
-//	export DATABASE_URL=postgres://localhost/postgres ADMIN_PASSWORD=secret
-//	go run . -add ada:free      # adds a customer and prints an API key
+//	export DATABASE_URL=postgres://localhost/postgres
+//	ratelimit migrate up && ratelimit rules apply -f rules.yaml --author ana --reason "the first rules"
 //	go run .                    # serves http://127.0.0.1:8080
+//	psql "$DATABASE_URL" -c "INSERT INTO gateway_keys VALUES (sha256('KEY'), 'ada', 'free')"
 //	curl -i http://127.0.0.1:8080/v1/hello -H 'Authorization: Bearer KEY' -H 'X-Tokens: 25'
 //
-// Other paths are /limits (the caller's own limits, for ratelimit.js), /admin/ (for operators), /playground/ and
-// /metrics. Serve the last three where only your own people reach them.
+// Other paths are /limits (the caller's own limits, for ratelimit.js), /playground/ and /metrics. Serve the last two
+// where only your own people reach them. docs/admin.md says how to add a page for operators.
 //
 // UPSTREAM_URL names the API; without it the program echoes requests. HASH_KEY, a secret of at least 16 bytes, keeps
 // addresses and names out of the limiter's tables. All gateways on a database need the same one.
 package main
 
 import (
-	"bytes"
 	"context"
-	"crypto/rand"
 	"crypto/sha256"
-	"crypto/subtle"
-	_ "embed"
 	"encoding/json"
 	"errors"
 	"flag"
-	"fmt"
 	"log"
 	"net"
 	"net/http"
@@ -33,7 +29,6 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -42,19 +37,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
-	"github.com/pgratelimit/pgratelimit/admin"
 	"github.com/pgratelimit/pgratelimit/admin/playground"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit/client"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/observe/promlimit"
-	"github.com/pgratelimit/pgratelimit/observe/refusals"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
-
-//go:embed rules.yaml
-var rulesFile []byte
 
 // perKey is the limit that callers see at /limits. Its rules are in the tables; this policy decides for a plan without
 // a rule.
@@ -73,29 +63,26 @@ CREATE TABLE IF NOT EXISTS gateway_keys (
 
 // gateway has what its handlers share.
 type gateway struct {
-	pool     *pgxpool.Pool
-	set      *rules.Set
-	limiter  *ratelimit.Limiter
-	address  httplimit.Key
-	upstream *url.URL
-	password string // of operators
+	pool    *pgxpool.Pool
+	set     *rules.Set
+	limiter *ratelimit.Limiter
+	address httplimit.Key
 }
 
 func main() {
 	listen := flag.String("listen", "127.0.0.1:8080", "`address` to listen on")
 	proxies := flag.String("trusted-proxies", "", "`addresses` of the proxies in front of this server, for example "+
 		"10.0.0.0/8,::1")
-	add := flag.String("add", "", "add a customer, as `name:plan`, print an API key, and exit")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, *listen, *proxies, *add)
+	err := run(ctx, *listen, *proxies)
 	stop()
 	if err != nil {
 		log.Fatal(err)
 	}
 }
 
-func run(ctx context.Context, listen, proxies, add string) error {
+func run(ctx context.Context, listen, proxies string) error {
 	pool, err := pgxpool.New(ctx, os.Getenv("DATABASE_URL"))
 	if err != nil {
 		return err
@@ -107,9 +94,6 @@ func run(ctx context.Context, listen, proxies, add string) error {
 	if _, err := pool.Exec(ctx, schema); err != nil {
 		return err
 	}
-	if name, plan, ok := strings.Cut(add, ":"); ok {
-		return addCustomer(ctx, pool, name, plan)
-	}
 	// clients can forge X-Forwarded-For, so it counts only if a proxy of ours sent it
 	source := httplimit.Source(httplimit.Peer)
 	if proxies != "" {
@@ -119,13 +103,7 @@ func run(ctx context.Context, listen, proxies, add string) error {
 		}
 		source = httplimit.XForwardedFor(trusted)
 	}
-	g := &gateway{pool: pool, address: httplimit.ClientIP(source, httplimit.Bits{}), password: os.Getenv("ADMIN_PASSWORD")}
-	if g.upstream, err = upstream(ctx); err != nil {
-		return err
-	}
-	if err := seed(ctx, pool); err != nil {
-		return err
-	}
+	g := &gateway{pool: pool, address: httplimit.ClientIP(source, httplimit.Bits{})}
 	metrics, err := promlimit.New(promlimit.Config{})
 	if err != nil {
 		return err
@@ -136,14 +114,7 @@ func run(ctx context.Context, listen, proxies, add string) error {
 	if err := g.set.Load(ctx); err != nil {
 		return err
 	}
-	counter, err := refusals.New(pool, refusals.Config{Keys: true}) // for the admin page
-	if err != nil {
-		return err
-	}
-	config := ratelimit.Config{
-		Policies: g.set, RefusalCache: 10_000,
-		Refused: counter.Refused, Allowed: counter.Allowed, Observer: ratelimit.Observers(metrics, counter),
-	}
+	config := ratelimit.Config{Policies: g.set, RefusalCache: 10_000, Observer: metrics}
 	if secret := os.Getenv("HASH_KEY"); secret != "" {
 		config.HashKey = []byte(secret)
 	}
@@ -154,46 +125,8 @@ func run(ctx context.Context, listen, proxies, add string) error {
 	if err != nil {
 		return err
 	}
-	background, end := context.WithCancel(context.WithoutCancel(ctx)) // ends after the last request
-	var running sync.WaitGroup
-	defer running.Wait()
-	defer end()
-	running.Go(func() { _ = g.set.Run(background) }) // learns of changes
-	running.Go(func() {
-		if err := counter.Run(background); err != nil {
-			log.Print(err)
-		}
-	})
+	go func() { _ = g.set.Run(ctx) }() // learns of changes
 	return serve(ctx, listen, handler)
-}
-
-// seed writes rules.yaml to tables without tiers. Later starts keep what operators have changed.
-func seed(ctx context.Context, pool *pgxpool.Pool) error {
-	store, err := rules.NewStore(pool, rules.StoreConfig{Lead: -1}) // in effect at once
-	if err != nil {
-		return err
-	}
-	listing, err := store.List(ctx, rules.ListQuery{})
-	if err != nil || len(listing.Tiers.Tiers) > 0 {
-		return err
-	}
-	file, err := rules.Read(bytes.NewReader(rulesFile))
-	if err != nil {
-		return err
-	}
-	_, err = store.Apply(ctx, rules.Edit{Author: "gateway", Reason: "rules.yaml"},
-		rules.Changes{Put: file.Rules, Tiers: &file.Tiers})
-	return err
-}
-
-func addCustomer(ctx context.Context, pool *pgxpool.Pool, name, plan string) error {
-	key := rand.Text()
-	hash := sha256.Sum256([]byte(key))
-	if _, err := pool.Exec(ctx, `INSERT INTO gateway_keys VALUES ($1, $2, $3)`, hash[:], name, plan); err != nil {
-		return err
-	}
-	fmt.Println(key)
-	return nil
 }
 
 // caller is who a request is from: a customer, a visitor without a key (the zero customer on the free plan), or a
@@ -215,8 +148,7 @@ func callerOf(r *http.Request) caller {
 func (g *gateway) identify(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		c := caller{plan: "free"}
-		if authorization := r.Header.Get("Authorization"); authorization != "" &&
-			!strings.HasPrefix(authorization, "Basic ") {
+		if authorization := r.Header.Get("Authorization"); authorization != "" {
 			hash := sha256.Sum256([]byte(strings.TrimPrefix(authorization, "Bearer ")))
 			err := g.pool.QueryRow(r.Context(), `SELECT customer, plan FROM gateway_keys WHERE hash = $1`,
 				hash[:]).Scan(&c.customer, &c.plan)
@@ -288,10 +220,7 @@ func (g *gateway) handler(metrics prometheus.Collector) (http.Handler, error) {
 	if err != nil {
 		return nil, err
 	}
-	page, err := admin.New(g.limiter, g.set, admin.Config{
-		Pool: g.pool, Authorize: g.authorize,
-		Limits: []ratelimit.Limit{perKey},
-	})
+	api, err := proxy()
 	if err != nil {
 		return nil, err
 	}
@@ -299,20 +228,25 @@ func (g *gateway) handler(metrics prometheus.Collector) (http.Handler, error) {
 	registry.MustRegister(metrics)
 
 	mux := http.NewServeMux()
-	mux.Handle("/v1/", stateCost(limited(requireKnown(g.proxy()))))
+	mux.Handle("/v1/", stateCost(limited(requireKnown(api))))
 	mux.Handle("GET /limits", limited(requireKnown(state)))
 	mux.Handle("GET /ratelimit.js", client.Handler())
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
 	mux.Handle("/playground/", playground.Handler())
-	mux.Handle("/admin/", g.signIn(page))
 	return g.identify(mux), nil
 }
 
 // proxy passes requests on, without the secrets of the caller.
-func (g *gateway) proxy() http.Handler {
+func proxy() (http.Handler, error) {
+	if os.Getenv("UPSTREAM_URL") == "" {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_ = json.NewEncoder(w).Encode(map[string]string{"path": r.URL.Path, "tokens": r.Header.Get(costHeader)})
+		}), nil
+	}
+	upstream, err := url.Parse(os.Getenv("UPSTREAM_URL"))
 	return &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetURL(g.upstream)
+			r.SetURL(upstream)
 			r.Out.Header.Del("Authorization")
 			r.Out.Header.Del("Cookie")
 		},
@@ -321,45 +255,7 @@ func (g *gateway) proxy() http.Handler {
 			r.Header.Del("RateLimit-Policy")
 			return nil
 		},
-	}
-}
-
-// authorize returns the operator. A service asks its own sign-in: Basic authentication needs TLS.
-func (g *gateway) authorize(r *http.Request) (admin.Identity, error) {
-	name, password, _ := r.BasicAuth()
-	if g.password == "" || subtle.ConstantTimeCompare([]byte(password), []byte(g.password)) == 0 {
-		return admin.Identity{}, errors.New("wrong password")
-	}
-	return admin.Identity{Name: name, MayChange: true}, nil
-}
-
-// signIn makes browsers ask for a name and a password.
-func (g *gateway) signIn(page http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if _, err := g.authorize(r); err != nil {
-			w.Header().Set("WWW-Authenticate", `Basic realm="gateway", charset="UTF-8"`)
-			http.Error(w, "give your name and ADMIN_PASSWORD", http.StatusUnauthorized)
-			return
-		}
-		page.ServeHTTP(w, r)
-	})
-}
-
-// upstream returns the URL of the API. Without UPSTREAM_URL it starts a server that echoes requests.
-func upstream(ctx context.Context) (*url.URL, error) {
-	if named := os.Getenv("UPSTREAM_URL"); named != "" {
-		return url.Parse(named)
-	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return nil, err
-	}
-	go func() {
-		_ = http.Serve(listener, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			_ = json.NewEncoder(w).Encode(map[string]string{"path": r.URL.Path, "tokens": r.Header.Get(costHeader)})
-		}))
-	}()
-	return &url.URL{Scheme: "http", Host: listener.Addr().String()}, nil
+	}, err
 }
 
 // serve answers until ctx ends, and then finishes the requests that have begun.
@@ -370,10 +266,10 @@ func serve(ctx context.Context, address string, handler http.Handler) error {
 	}
 	log.Printf("listening on http://%v", listener.Addr())
 	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second}
-	stopped := make(chan error, 1)
-	context.AfterFunc(ctx, func() { stopped <- server.Shutdown(context.WithoutCancel(ctx)) })
+	finished := make(chan error, 1)
+	context.AfterFunc(ctx, func() { finished <- server.Shutdown(context.WithoutCancel(ctx)) })
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
-	return <-stopped
+	return <-finished
 }

@@ -10,7 +10,7 @@
 // River job is inserted for that time, and the conversation gets its row. The job asks the model. A second transaction
 // writes the answer, settles the estimate with the real tokens, and completes the job.
 //
-// MODEL_URL names the model; without it the program starts one of its own.
+// MODEL_URL names the model; without it the program answers by itself.
 //
 // Use it for questions whose answers may come later, or must survive a restart: each is a job. For callers that wait on
 // their connection for a stream, an HTTP handler with take.Turn is enough ("An LLM proxy" in docs/recipes.md). If calls
@@ -31,7 +31,6 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
-	"sync"
 	"syscall"
 	"time"
 
@@ -59,13 +58,9 @@ const (
 	schema = `
 CREATE TABLE IF NOT EXISTS llm_turns (
     id         text PRIMARY KEY,
-    asker      text NOT NULL,
-    plan       text NOT NULL,
     prompt     text NOT NULL,
     max_tokens bigint NOT NULL,
-    estimate   bigint NOT NULL,
     payment    text NOT NULL, -- the reservation of the user's and the plan's tokens
-    asked_at   timestamptz NOT NULL DEFAULT now(),
     ready_at   timestamptz NOT NULL, -- the time that the model's limits reserved
     answer     text,
     tokens     bigint -- what the model counted
@@ -95,12 +90,10 @@ func newLimits(period time.Duration, share float64) limits {
 	// Only the model's limits postpone work. If these did, a postponed job would meet the full rate of the jobs after it.
 	payment := func(name string, rate, capacity float64) ratelimit.Limit {
 		return ratelimit.Define(name, ratelimit.TokenBucket{
-			Rate: rate, Period: period, Capacity: capacity,
-			MaxReserved: ratelimit.None,
+			Rate: rate, Period: period, Capacity: capacity, MaxReserved: ratelimit.None,
 		})
 	}
-	slots := func(name string, most int) ratelimit.Limit {
-		// a worker that dies frees them
+	slots := func(name string, most int) ratelimit.Limit { // a worker that dies frees them
 		return ratelimit.Define(name, ratelimit.Concurrency{Slots: most, Lease: 10 * time.Second})
 	}
 	return limits{
@@ -165,14 +158,6 @@ func run(ctx context.Context, listen string, workers int, period time.Duration, 
 	}
 	go func() { _ = set.Run(ctx) }() // ends with ctx
 	s := &service{pool: pool, limits: newLimits(period, share), modelURL: os.Getenv("MODEL_URL")}
-	if s.modelURL == "" {
-		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-		if err != nil {
-			return err
-		}
-		go func() { _ = http.Serve(listener, &model{period: period}) }()
-		s.modelURL = "http://" + listener.Addr().String()
-	}
 	if s.pauses, err = rules.NewStore(pool, rules.StoreConfig{}); err != nil {
 		return err
 	}
@@ -191,6 +176,22 @@ func run(ctx context.Context, listen string, workers int, period time.Duration, 
 	}
 	err = serve(ctx, listen, s.handler())
 	return errors.Join(err, s.jobs.Stop(context.WithoutCancel(ctx))) // finishes the jobs that have begun
+}
+
+// serve answers until ctx ends, and then finishes the requests that have begun.
+func serve(ctx context.Context, address string, handler http.Handler) error {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	log.Printf("listening on http://%v", listener.Addr())
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second}
+	finished := make(chan error, 1)
+	context.AfterFunc(ctx, func() { finished <- server.Shutdown(context.WithoutCancel(ctx)) })
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return <-finished
 }
 
 // newJobs makes the client of River. Its jobs hold a slot of their user, and start at the time that was reserved.
@@ -246,8 +247,8 @@ func (s *service) ask(ctx context.Context, asker, planName, prompt string,
 			return err
 		}
 		readyAt = job.ReadyAt
-		_, err = tx.Exec(ctx, `INSERT INTO llm_turns (id, asker, plan, prompt, max_tokens, estimate, payment, ready_at)
-			VALUES ($1, $2, $3, $4, $5, $6, $7, $8)`, id, asker, planName, prompt, most, tokens, payment.ID, readyAt)
+		_, err = tx.Exec(ctx, `INSERT INTO llm_turns (id, prompt, max_tokens, payment, ready_at)
+			VALUES ($1, $2, $3, $4, $5)`, id, prompt, most, payment.ID, readyAt)
 		return err
 	})
 	return id, readyAt, err
@@ -321,6 +322,9 @@ type (
 func (s *service) complete(ctx context.Context, turn *scheduler.Turn, id string,
 	question request,
 ) (answer response, err error) {
+	if s.modelURL == "" {
+		return response{Answer: "It depends.", Tokens: estimate(question.Prompt, question.MaxTokens)}, nil
+	}
 	body, err := json.Marshal(question)
 	if err != nil {
 		return answer, err
@@ -383,65 +387,4 @@ func (s *service) handler() http.Handler {
 		}
 	})
 	return mux
-}
-
-// serve answers until ctx ends, and then finishes the requests that have begun.
-func serve(ctx context.Context, address string, handler http.Handler) error {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-	if err != nil {
-		return err
-	}
-	log.Printf("listening on http://%v", listener.Addr())
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second}
-	stopped := make(chan error, 1)
-	context.AfterFunc(ctx, func() { stopped <- server.Shutdown(context.WithoutCancel(ctx)) })
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return <-stopped
-}
-
-// model is a fake model API. It refuses a request that would make any period hold more than it allows.
-type model struct {
-	period time.Duration
-	mu     sync.Mutex
-	recent []call
-}
-
-type call struct {
-	at     time.Time
-	tokens int
-}
-
-// ServeHTTP answers a request, and counts all tokens that the answer may have.
-func (m *model) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	var question request
-	if err := json.NewDecoder(r.Body).Decode(&question); err != nil {
-		http.Error(w, err.Error(), http.StatusBadRequest)
-		return
-	}
-	tokens := estimate(question.Prompt, question.MaxTokens)
-	if !m.admit(time.Now(), tokens) {
-		w.Header().Set("Retry-After", "1")
-		http.Error(w, "rate limit exceeded", http.StatusTooManyRequests)
-		return
-	}
-	_ = json.NewEncoder(w).Encode(response{Answer: "It depends.", Tokens: tokens})
-}
-
-func (m *model) admit(now time.Time, tokens int) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for len(m.recent) > 0 && now.Sub(m.recent[0].at) >= m.period {
-		m.recent = m.recent[1:]
-	}
-	held := tokens
-	for _, c := range m.recent {
-		held += c.tokens
-	}
-	if len(m.recent) == maxRequests || held > maxTokens {
-		return false
-	}
-	m.recent = append(m.recent, call{now, tokens})
-	return true
 }

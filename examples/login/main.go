@@ -118,11 +118,11 @@ func run(ctx context.Context, listen, proxies, add string) error {
 		}
 		return addUser(ctx, pool, login, password)
 	}
-	var hashKey []byte
+	var config ratelimit.Config
 	if secret := os.Getenv("HASH_KEY"); secret != "" {
-		hashKey = []byte(secret)
+		config.HashKey = []byte(secret)
 	}
-	limiter, err := ratelimit.New(pool, ratelimit.Config{HashKey: hashKey})
+	limiter, err := ratelimit.New(pool, config)
 	if err != nil {
 		return err
 	}
@@ -143,7 +143,18 @@ func run(ctx context.Context, listen, proxies, add string) error {
 		pool: pool, limiter: limiter, client: httplimit.ClientIP(source, httplimit.Bits{}),
 		hashing: make(chan struct{}, runtime.GOMAXPROCS(0)), decoy: decoy,
 	}
-	return serve(ctx, listen, a.handler())
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", listen)
+	if err != nil {
+		return err
+	}
+	log.Printf("listening on http://%v", listener.Addr())
+	server := &http.Server{Handler: a.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second}
+	finished := make(chan error, 1)
+	context.AfterFunc(ctx, func() { finished <- server.Shutdown(context.WithoutCancel(ctx)) })
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return <-finished
 }
 
 // signIn returns the token of a new session. It returns a *ratelimit.LimitedError if a limit refused, and errRefused if
@@ -234,9 +245,7 @@ func addUser(ctx context.Context, pool *pgxpool.Pool, login, password string) er
 func (a *app) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /login", a.login)
-	mux.HandleFunc("POST /logout", a.logout)
-	mux.HandleFunc("GET /account", a.account)
-	protected := http.NewCrossOriginProtection().Handler(mux) // pages of other sites cannot sign a visitor in or out
+	protected := http.NewCrossOriginProtection().Handler(mux) // pages of other sites cannot sign a visitor in
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Cache-Control", "no-store")
 		ctx, cancel := context.WithTimeout(r.Context(), 20*time.Second) // for the database and the hash
@@ -266,33 +275,13 @@ func (a *app) login(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		fail(w, err)
 	default:
-		setCookie(w, r, token, sessionLifetime)
+		http.SetCookie(w, &http.Cookie{
+			Name: "session", Value: token, Path: "/", MaxAge: int(sessionLifetime.Seconds()), HttpOnly: true,
+			SameSite: http.SameSiteLaxMode,
+			Secure:   r.TLS != nil, // behind a proxy that ends TLS, always set it
+		})
 		w.WriteHeader(http.StatusNoContent)
 	}
-}
-
-// account answers with the login that the session is signed in to.
-func (a *app) account(w http.ResponseWriter, r *http.Request) {
-	var login string
-	err := a.pool.QueryRow(r.Context(), `SELECT login FROM login_sessions JOIN login_users ON id = user_id
-		WHERE token_hash = $1 AND expires_at > now()`, tokenHash(r)).Scan(&login)
-	switch {
-	case errors.Is(err, pgx.ErrNoRows):
-		http.Error(w, "not signed in", http.StatusUnauthorized)
-	case err != nil:
-		fail(w, err)
-	default:
-		_, _ = fmt.Fprintln(w, login)
-	}
-}
-
-func (a *app) logout(w http.ResponseWriter, r *http.Request) {
-	if _, err := a.pool.Exec(r.Context(), `DELETE FROM login_sessions WHERE token_hash = $1`, tokenHash(r)); err != nil {
-		fail(w, err)
-		return
-	}
-	setCookie(w, r, "", -time.Second)
-	w.WriteHeader(http.StatusNoContent)
 }
 
 // fail answers with an error, so the login fails. The cause is for the log only.
@@ -300,38 +289,4 @@ func fail(w http.ResponseWriter, err error) {
 	log.Print(err)
 	w.Header().Set("Retry-After", "5")
 	http.Error(w, "this is not possible right now", http.StatusServiceUnavailable)
-}
-
-// tokenHash returns the hash of the token in the request's cookie.
-func tokenHash(r *http.Request) []byte {
-	var token string
-	if cookie, err := r.Cookie("session"); err == nil {
-		token = cookie.Value
-	}
-	sum := sha256.Sum256([]byte(token))
-	return sum[:]
-}
-
-func setCookie(w http.ResponseWriter, r *http.Request, token string, lifetime time.Duration) {
-	http.SetCookie(w, &http.Cookie{
-		Name: "session", Value: token, Path: "/", MaxAge: int(lifetime.Seconds()), HttpOnly: true,
-		SameSite: http.SameSiteLaxMode,
-		Secure:   r.TLS != nil, // behind a proxy that ends TLS, always set it
-	})
-}
-
-// serve answers until ctx ends, and then finishes the requests that have begun.
-func serve(ctx context.Context, address string, handler http.Handler) error {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-	if err != nil {
-		return err
-	}
-	log.Printf("listening on http://%v", listener.Addr())
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second}
-	stopped := make(chan error, 1)
-	context.AfterFunc(ctx, func() { stopped <- server.Shutdown(context.WithoutCancel(ctx)) })
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return <-stopped
 }
