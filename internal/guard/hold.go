@@ -57,27 +57,26 @@ func isAnyHeld(limiter *ratelimit.Limiter, requests []ratelimit.Request) bool {
 const releaseShare = 10
 
 // Hold keeps the lease for a handler. The context for it is ctx if no slot of an enforced limit is held. Otherwise the
-// context ends when the lease is lost. Call release when the handler has returned or panicked. It returns an error if
-// the lease was lost. It waits a tenth of timeout for its slot to be free, passes on a panic of a hook within that
-// time, and drops a later one.
-func Hold(ctx context.Context, limiter *ratelimit.Limiter, lease ratelimit.Lease,
-	timeout time.Duration,
-) (held context.Context, release func() error) {
+// context ends when the lease is lost. Call release when the handler has returned or panicked. It reports a lost lease.
+// It waits a tenth of the timeout for its slot to be free, passes on a panic of a hook within that time, and drops a
+// later one.
+func (g *Gate) Hold(ctx context.Context, route string, lease ratelimit.Lease) (held context.Context, release func()) {
 	if lease.ID == "" {
-		return ctx, func() error { return nil }
+		return ctx, func() {}
 	}
-	kept, end := limiter.KeepAlive(ctx, lease)
+	kept, end := g.Limiter.KeepAlive(ctx, lease)
 	held = ctx
-	if _, enforced := Held(lease.Decision); enforced {
+	limit, enforced := heldLimit(lease.Decision)
+	if enforced {
 		held = kept
 	}
-	return held, func() error {
+	return held, func() {
 		released := make(chan any, 1)
 		go func() {
 			defer func() { released <- recover() }()
 			end()
 		}()
-		timer := time.NewTimer(timeout / releaseShare)
+		timer := time.NewTimer(g.Timeout / releaseShare)
 		defer timer.Stop()
 		select {
 		case panicked := <-released:
@@ -88,15 +87,15 @@ func Hold(ctx context.Context, limiter *ratelimit.Limiter, lease ratelimit.Lease
 		}
 		if lost := context.Cause(kept); errors.Is(lost, ratelimit.ErrLeaseLost) &&
 			!errors.Is(context.Cause(ctx), ratelimit.ErrLeaseLost) {
-			return lost // and not because a guard around this one has lost its own
+			// and not because a guard around this one has lost its own
+			g.Tell(ctx, ratelimit.Answered{Route: route, Limit: limit, Result: LeaseLost, Shadow: !enforced, Err: lost})
 		}
-		return nil
 	}
 }
 
-// Held returns the name of the limit whose slots are held, and whether it is enforced. Of several limits it returns the
+// heldLimit returns the name of the limit whose slots are held, and whether it is enforced. Of several limits it returns the
 // first one, and an enforced one before others.
-func Held(d ratelimit.Decision) (limit string, enforced bool) {
+func heldLimit(d ratelimit.Decision) (limit string, enforced bool) {
 	for i := range d.States {
 		s := &d.States[i]
 		switch {

@@ -227,7 +227,7 @@ func TestAnswers(t *testing.T) {
 				require.Equal(t, c.value, asError(t, err).Meta().Get(c.header), c.want)
 			}
 		}
-		require.Equal(t, c.pool == down, strings.Contains(b.logged.String(), "method="+say), c.want)
+		require.Equal(t, c.pool == down, strings.Contains(b.logged.String(), "route="+say), c.want)
 		require.NotContains(t, b.logged.String(), "hunter2")
 	}
 }

@@ -220,7 +220,7 @@ func TestAnswers(t *testing.T) {
 		_, err = exchange(stream)
 		require.Equal(t, c.want, answer(err))
 		require.Equal(t, c.pushback, stream.Trailer().Get("grpc-retry-pushback-ms"), c.want)
-		require.Equal(t, c.pool == down, strings.Contains(b.logged.String(), "method="+say), c.want)
+		require.Equal(t, c.pool == down, strings.Contains(b.logged.String(), "route="+say), c.want)
 		require.NotContains(t, b.logged.String(), "hunter2")
 	}
 }

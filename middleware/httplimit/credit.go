@@ -102,10 +102,10 @@ func (m *middleware) credit(ctx context.Context, admission *Admission, status in
 		return
 	}
 	err := admission.book(ctx, charges, 0)
-	answered := ratelimit.Answered{Result: guard.Credited, Limit: charges[0].ask.limit.Name(), Err: err}
+	answered := ratelimit.Answered{Route: m.config.Route, Result: guard.Credited, Limit: charges[0].ask.limit.Name(), Err: err}
 	if err != nil {
 		answered.Result = guard.CreditFailed
 		admission.release(charges)
 	}
-	m.tell(ctx, answered)
+	m.gate.Tell(ctx, answered)
 }

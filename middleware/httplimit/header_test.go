@@ -229,7 +229,7 @@ func TestAnswers(t *testing.T) {
 		{"too costly", inMemory(t, limits(httplimit.Limit{Limit: perUser, Key: user, Cost: costOf(4)}), respond())},
 		{"not decided", inMemory(t, limits(httplimit.Limit{Limit: perUser, Key: failing(errors.New("no connection"))}), respond())},
 	} {
-		for _, accept := range []string{"application/json", "text/plain", "text/html"} {
+		for _, accept := range []string{"application/json", "text/html"} {
 			fmt.Fprintf(&text, "== %s, as %s ==\n%s\n", c.name, accept, response(do(c.handler, request(t, "Accept", accept))))
 		}
 	}

@@ -6,12 +6,10 @@ import (
 	"log/slog"
 	"net/http"
 	"slices"
-	"sync"
 	"time"
 	"unicode/utf8"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
-	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -91,11 +89,10 @@ func (c Config) validate(hasPolicies bool) error {
 
 // middleware is a Config that is in use.
 type middleware struct {
-	limiter  *ratelimit.Limiter
-	config   Config
-	failures telemetry.FailureLog
-	nested   sync.Once // logs that a limit counts twice
-	proxied  proxied   // logs that a proxy counts as one client
+	limiter *ratelimit.Limiter
+	config  Config
+	gate    *guard.Gate
+	proxied proxied // logs that a proxy counts as one client
 }
 
 // New returns middleware that runs the handler if the limits allow the request. The limiter must be one of
@@ -105,7 +102,7 @@ type middleware struct {
 //
 // Responses carry the fields that [Config].Headers chooses, by default RateLimit-Policy and RateLimit as in
 // draft-ietf-httpapi-ratelimit-headers-11. A refusal has Cache-Control: no-store, RateLimit-Reason, and a body as
-// problem+json, plain text or a page, by its Accept field:
+// problem+json, or as text for browsers:
 //
 //	429 quota-exceeded              a limit refused; Retry-After is the longest wait
 //	429 temporary-reduced-capacity  a limit is paused until Retry-After
@@ -130,7 +127,9 @@ func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Han
 	if err := config.validate(limiter.HasPolicies()); err != nil {
 		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
 	}
-	m := &middleware{limiter: limiter, config: config}
+	m := &middleware{limiter: limiter, config: config, gate: &guard.Gate{
+		Limiter: limiter, Timeout: config.DecisionTimeout, FailOpen: config.FailOpen, Logger: config.Logger,
+	}}
 	return func(next http.Handler) http.Handler {
 		mustHandler(next)
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { m.serve(w, r, next) })
@@ -157,7 +156,9 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		m.refuse(w, r, nil, fault.refusal())
 		return
 	}
-	m.warnNested(r.Context(), outer, asks)
+	for around := outer; around != nil; around = around.outer {
+		m.gate.WarnTwice(r.Context(), m.config.Route, around.middleware.gate, around.taken, requests(asks))
+	}
 	admission, refusal := m.decide(r, asks)
 	if refusal != nil {
 		m.refuse(w, r, m.stated(asks, refusal.Decision), *refusal)
@@ -169,22 +170,6 @@ func (m *middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	ctx, release := m.hold(r.Context(), admission)
 	defer release()
 	m.run(w, r.WithContext(context.WithValue(ctx, contextKey{}, admission)), next, admission)
-}
-
-// warnNested logs, once, that a middleware around this one takes from the same bucket, so that each request counts
-// twice.
-func (m *middleware) warnNested(ctx context.Context, outer *Admission, asks []ask) {
-	for ; outer != nil; outer = outer.outer {
-		if outer.middleware.limiter != m.limiter {
-			continue
-		}
-		if limit, twice := guard.Twice(m.limiter, outer.taken, requests(asks)); twice {
-			m.nested.Do(func() {
-				m.config.Logger.WarnContext(ctx, "two nested middlewares take from the same bucket, so each request counts twice; "+
-					"leave the limit out of one of them", "limit", limit, "route", m.config.Route)
-			})
-		}
-	}
 }
 
 // ask returns what the limits that apply ask, or the first reason why an enforced one cannot be asked.
@@ -216,6 +201,6 @@ func (m *middleware) ask(r *http.Request) (asks []ask, _ *fault) {
 // out.
 func (m *middleware) turnsAway(ctx context.Context, f *fault) bool {
 	enforced := m.limiter.Mode(f.limit.For(f.key).Plan(f.plan)) == ratelimit.On
-	m.tell(ctx, ratelimit.Answered{Result: f.result, Shadow: !enforced, Limit: f.limit.Name(), Err: f.err})
+	m.gate.Tell(ctx, ratelimit.Answered{Route: m.config.Route, Result: f.result, Shadow: !enforced, Limit: f.limit.Name(), Err: f.err})
 	return enforced
 }

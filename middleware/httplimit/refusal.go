@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"html"
 	"math"
 	"net/http"
 	"slices"
@@ -102,8 +101,8 @@ func (f *Refusal) waitFor(seconds int64) {
 // fault is why no decision was made.
 type fault struct {
 	result    string
-	limit     ratelimit.Limit // the zero Limit if it is not known
-	key, plan string          // as far as they are known
+	limit     ratelimit.Limit // with key and plan: the limit that could not be asked, as far as they are known
+	key, plan string
 	err       error
 }
 
@@ -118,13 +117,10 @@ func (f *fault) refusal() Refusal {
 	case guard.TooCostly:
 		answer.Status, answer.Reason = http.StatusRequestEntityTooLarge, "too-costly"
 		answer.Detail = "the request costs more than its limit allows at once"
-		limit, most := f.limit.Name(), f.limit.Capacity()
-		if exceeded := new(ratelimit.CapacityError); limit == "" && errors.As(f.err, &exceeded) {
-			limit, most = exceeded.Limit, exceeded.Most
-		}
-		if limit != "" {
-			answer.Violated = []string{limit}
-			answer.Detail = "the request costs more than " + limit + " allows at once; use up to " + words.Number(most)
+		if exceeded := new(ratelimit.CapacityError); errors.As(f.err, &exceeded) {
+			answer.Violated = []string{exceeded.Limit}
+			answer.Detail = "the request costs more than " + exceeded.Limit + " allows at once; use up to " +
+				words.Number(exceeded.Most)
 		}
 	default:
 		answer.Status, answer.Reason = http.StatusServiceUnavailable, "not-decided"
@@ -145,10 +141,14 @@ func (f Refusal) SetFields(header http.Header) {
 	}
 }
 
-// ServeHTTP sends the refusal: problem+json, plain text or a page, as the request accepts. A HEAD request
-// gets no body.
+// ServeHTTP sends the refusal: as text to clients that accept text and do not name JSON, such as browsers, and as
+// problem+json to others. A HEAD request gets no body.
 func (f Refusal) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	contentType, body := f.body(negotiate(r.Header.Values("Accept")))
+	contentType, body := "text/plain; charset=utf-8", []byte(f.Title+"\n"+f.Detail+"\n")
+	accepted := strings.ToLower(strings.Join(r.Header.Values("Accept"), ","))
+	if !strings.Contains(accepted, "text/") || strings.Contains(accepted, "json") {
+		contentType, body = "application/problem+json", f.json()
+	}
 	header := w.Header()
 	f.SetFields(header)
 	header.Set("Content-Type", contentType)
@@ -171,16 +171,9 @@ func (f *Refusal) retryAfterMs() int64 {
 	return min(f.RetryAfter, math.MaxInt64/1000) * 1000
 }
 
-func (f Refusal) body(as string) (contentType string, body []byte) {
-	switch as {
-	case plainText:
-		return "text/plain; charset=utf-8", []byte(f.Title + "\n" + f.Detail + "\n")
-	case htmlPage:
-		title, detail := html.EscapeString(f.Title), html.EscapeString(f.Detail)
-		return "text/html; charset=utf-8", fmt.Appendf(nil,
-			"<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<title>%s</title>\n<h1>%s</h1>\n<p>%s</p>\n</html>\n", title, title, detail)
-	}
-	body, err := json.Marshal(struct {
+// json returns the refusal as a problem.
+func (f Refusal) json() []byte {
+	body, _ := json.Marshal(struct { // strings and numbers always marshal
 		Type         string   `json:"type"`
 		Title        string   `json:"title"`
 		Status       int      `json:"status"`
@@ -189,10 +182,7 @@ func (f Refusal) body(as string) (contentType string, body []byte) {
 		Rules        []string `json:"violated-rules,omitempty"`
 		RetryAfterMs int64    `json:"retry_after_ms,omitempty"`
 	}{f.Type, f.Title, f.Status, f.Detail, f.Violated, f.Rules, f.retryAfterMs()})
-	if err != nil { // strings and a number always marshal
-		return plainText, []byte(f.Title)
-	}
-	return problemJSON, append(body, '\n')
+	return append(body, '\n')
 }
 
 // inWords returns a limit's policy for people, as in "10 per minute".

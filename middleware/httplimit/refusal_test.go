@@ -31,33 +31,21 @@ func TestRefusalsFollowTheAcceptField(t *testing.T) {
 	const (
 		problem = "application/problem+json"
 		text    = "text/plain; charset=utf-8"
-		page    = "text/html; charset=utf-8"
 	)
 	b := setup(t)
 	handler := b.spent(t, httplimit.Config{})
 	for accept, want := range map[string]string{
-		"":                                      problem,
-		"*/*":                                   problem,
-		"application/json":                      problem,
-		"application/problem+json":              problem,
-		"APPLICATION/JSON; q=1.0":               problem,
-		"text/plain":                            text,
-		"text/*":                                text,
-		"text/*, text/plain;q=0":                page,
-		"text/html":                             page,
-		"text/html, */*":                        page,
-		"text/html;q=0.5, text/plain":           text,
-		"text/html;q=0.5, */*;q=0.4":            page,
-		"text/html;q=0.5, */*;q=0.6":            problem,
-		"text/html;level=1, text/plain":         text,
-		"application/json;q=0, */*":             text,
-		"image/png":                             problem,
-		"text/html;q=0":                         problem,
-		"text/html;q=much":                      problem,
-		"gibberish, ;;;, text/html":             page,
-		strings.Repeat("x/y,", 100_000):         problem,
-		"application/*;q=0.2, text/plain;q=0.1": problem,
-		"text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8": page, // a browser
+		"":                              problem,
+		"*/*":                           problem,
+		"APPLICATION/JSON; q=1.0":       problem,
+		"application/problem+json":      problem,
+		"application/json, text/plain":  problem,
+		"image/png":                     problem,
+		strings.Repeat("x/y,", 100_000): problem,
+		"text/plain":                    text,
+		"text/*":                        text,
+		"TEXT/HTML":                     text,
+		"text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,image/webp,*/*;q=0.8": text, // a browser
 	} {
 		w := do(handler, request(t, "Accept", accept))
 		require.Equal(t, http.StatusTooManyRequests, w.Code)

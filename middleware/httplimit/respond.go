@@ -6,7 +6,6 @@ import (
 	"net/http"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
-	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -56,11 +55,11 @@ func Respond(w http.ResponseWriter, r *http.Request, err error) (answered bool) 
 	result, fails := failureOf(r.Context(), err)
 	if fails {
 		if result == guard.FailedClosed {
-			log := &apart
-			if around && admission.middleware != nil {
-				log = &admission.middleware.failures
+			gate := &apart
+			if around {
+				gate = admission.middleware.gate
 			}
-			logFailure(r.Context(), log, config.Logger, ratelimit.Answered{Result: result, Err: err})
+			gate.Log(r.Context(), ratelimit.Answered{Result: result, Err: err})
 		}
 		refuseWith(w, r, (&fault{result: result, err: err}).refusal(), config.Refuse)
 	}
@@ -68,7 +67,7 @@ func Respond(w http.ResponseWriter, r *http.Request, err error) (answered bool) 
 }
 
 // apart throttles the log of Respond in handlers without a middleware around them.
-var apart telemetry.FailureLog //nolint:gochecknoglobals // such a handler has nothing that lives longer than a request
+var apart guard.Gate //nolint:gochecknoglobals // such a handler has nothing that lives longer than a request
 
 // failureOf returns what a failure makes of a request, and false for an error that is not one of a call on limits. ctx
 // is the request's.

@@ -14,13 +14,16 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// answer returns the answer to a call. The decision has a state for each request, in order.
+// answer returns the answer to a call. The decision has a state for each request, in order, or none, if a failure
+// turns no call away.
 func answer(asked []ask, d ratelimit.Decision) *ratelimitv3.RateLimitResponse {
 	response := &ratelimitv3.RateLimitResponse{OverallCode: ratelimitv3.RateLimitResponse_OK}
 	states := d.States
 	for _, a := range asked {
 		var own []ratelimit.State
-		own, states = states[:len(a.requests)], states[len(a.requests):]
+		if len(states) > 0 {
+			own, states = states[:len(a.requests)], states[len(a.requests):]
+		}
 		response.Statuses = append(response.Statuses, statusOf(own))
 	}
 	if d.Allowed {

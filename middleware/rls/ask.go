@@ -166,13 +166,13 @@ func overridden(domain string, d *commonv3.RateLimitDescriptor) (ratelimit.Reque
 }
 
 // decide decides on all descriptors together. The decision has a state for each of their requests, in order.
-func (s *Service) decide(ctx context.Context, asked []ask) (ratelimit.Decision, error) {
+func decide(ctx context.Context, limiter *ratelimit.Limiter, asked []ask) (ratelimit.Decision, error) {
 	if !slices.ContainsFunc(asked, func(a ask) bool { return a.change != taken && len(a.requests) > 0 }) {
-		return take(ctx, s.limiter, requestsIn(asked, taken))
+		return take(ctx, limiter, requestsIn(asked, taken))
 	}
 	var d, changed ratelimit.Decision
-	err := s.limiter.InTx(ctx, func(tx pgx.Tx) (err error) {
-		limiter := s.limiter.WithTx(tx)
+	err := limiter.InTx(ctx, func(tx pgx.Tx) (err error) {
+		limiter := limiter.WithTx(tx)
 		if d, err = take(ctx, limiter, requestsIn(asked, taken)); err != nil {
 			return err
 		}
@@ -181,13 +181,9 @@ func (s *Service) decide(ctx context.Context, asked []ask) (ratelimit.Decision, 
 				return err
 			}
 		}
-		var looked []ratelimit.Request
-		for _, a := range asked {
-			if a.change != taken {
-				for _, r := range a.requests {
-					looked = append(looked, r.Cost(0))
-				}
-			}
+		looked := requestsIn(asked, charged, credited)
+		for i := range looked {
+			looked[i] = looked[i].Cost(0)
 		}
 		changed, err = limiter.Check(ctx, looked...)
 		return err
@@ -206,9 +202,10 @@ func apply(ctx context.Context, limiter *ratelimit.Limiter, asked []ask) (err er
 	return err
 }
 
-func requestsIn(asked []ask, change change) (requests []ratelimit.Request) {
+// requestsIn returns the requests with one of the changes.
+func requestsIn(asked []ask, changes ...change) (requests []ratelimit.Request) {
 	for _, a := range asked {
-		if a.change == change {
+		if slices.Contains(changes, a.change) {
 			requests = append(requests, a.requests...)
 		}
 	}

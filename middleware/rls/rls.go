@@ -23,6 +23,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc/codes"
@@ -66,7 +67,7 @@ type Config struct {
 //	no domain, no descriptors, an entry twice InvalidArgument
 //	a key's attribute is missing              InvalidArgument; see [rules.Site.Requests]
 //	a key's address is no IP address          InvalidArgument
-//	no decision                               Unavailable
+//	no decision                               Unavailable, or OK if all of the limits are in shadow mode or off
 //
 // A descriptor's status shows the limit with the longest wait, or otherwise the one with the fewest tokens left, in
 // whole numbers. A limit that refuses has a LimitRemaining of 0, because Envoy sends the status with the fewest
@@ -75,13 +76,14 @@ type Config struct {
 type Service struct {
 	ratelimitv3.UnimplementedRateLimitServiceServer
 
-	limiter *ratelimit.Limiter
-	domains map[string]Domain
-	logger  *slog.Logger
-
-	failures  telemetry.FailureLog
+	domains   map[string]Domain
+	gate      *guard.Gate
+	logger    *slog.Logger
 	unlimited telemetry.Once
 }
+
+// longest bounds the time of a decision for a gateway that waits without a deadline.
+const longest = 10 * time.Second
 
 // New returns a Service that takes from limiter. Errors wrap ErrInvalidConfig.
 func New(limiter *ratelimit.Limiter, config Config) (*Service, error) {
@@ -97,8 +99,11 @@ func New(limiter *ratelimit.Limiter, config Config) (*Service, error) {
 				ErrInvalidConfig, name)
 		}
 	}
-	return &Service{limiter: limiter, domains: maps.Clone(config.Domains), logger: cmp.Or(config.Logger, slog.Default())},
-		nil
+	logger := cmp.Or(config.Logger, slog.Default())
+	return &Service{
+		domains: maps.Clone(config.Domains), logger: logger,
+		gate: &guard.Gate{Limiter: limiter, Timeout: longest, Logger: logger},
+	}, nil
 }
 
 // ShouldRateLimit decides on a call. Errors have the codes of the package comment, and contain no value of an entry.
@@ -110,20 +115,22 @@ func (s *Service) ShouldRateLimit(ctx context.Context,
 	}
 	asked, err := s.asks(call)
 	if err != nil {
-		return nil, s.failed(ctx, call, err)
+		s.gate.Tell(ctx, ratelimit.Answered{Route: call.GetDomain(), Result: guard.Result(ctx, err, false), Err: err})
+		return nil, errorFor(ctx, err)
 	}
-	ctx = ratelimit.WithRoute(ctx, call.GetDomain())
-	d, err := s.decide(ctx, asked)
-	if err != nil {
-		return nil, s.failed(ctx, call, err)
-	}
-	if limit := telemetry.Limit(d); limit != "" {
-		s.failures.Worked(ctx, s.logger, "rls: calls are decided again")
-		result := guard.Allowed
-		if !d.Allowed {
-			result = guard.Refused
+	d := ratelimit.Decision{Allowed: true}
+	if requests := requestsIn(asked, taken, charged, credited); len(requests) > 0 {
+		outcome := s.gate.Decide(ctx, call.GetDomain(), requests,
+			func(ctx context.Context, limiter *ratelimit.Limiter, _ []ratelimit.Request) (ratelimit.Lease, error) {
+				d, err := decide(ctx, limiter, asked)
+				return ratelimit.Lease{Decision: d}, err
+			})
+		switch {
+		case outcome.Err == nil:
+			d = outcome.Decision
+		case !outcome.Passes:
+			return nil, errorFor(ctx, outcome.Err)
 		}
-		s.limiter.Observe(ctx, ratelimit.Answered{Route: call.GetDomain(), Limit: limit, Result: result})
 	}
 	s.tellUnlimited(ctx, call, asked)
 	return answer(asked, d), nil
@@ -137,7 +144,7 @@ func (s *Service) tellUnlimited(ctx context.Context, call *ratelimitv3.RateLimit
 		return
 	}
 	domain := call.GetDomain()
-	s.limiter.Observe(ctx, ratelimit.Answered{Route: domain, Result: guard.Unlimited})
+	s.gate.Tell(ctx, ratelimit.Answered{Route: domain, Result: guard.Unlimited})
 	if _, known := s.domains[domain]; !known {
 		if s.unlimited.IsFirst(domain) {
 			s.logger.WarnContext(ctx, "rls: calls of an unknown domain are allowed without a limit; correct its name, or add "+
@@ -157,17 +164,13 @@ func (s *Service) tellUnlimited(ctx context.Context, call *ratelimitv3.RateLimit
 	}
 }
 
-// failed logs and reports a call without a decision, and returns the error for Envoy.
-func (s *Service) failed(ctx context.Context, call *ratelimitv3.RateLimitRequest, err error) error {
-	result := guard.Result(ctx, err, false)
-	s.limiter.Observe(ctx, ratelimit.Answered{Route: call.GetDomain(), Result: result, Err: err})
-	switch {
+// errorFor returns the error for Envoy of a call without a decision.
+func errorFor(ctx context.Context, err error) error {
+	switch result := guard.Result(ctx, err, false); {
 	case result == guard.Cancelled:
 		return status.FromContextError(guard.Ended(ctx)).Err()
-	case result == guard.BadKey || result == guard.BadCost || result == guard.TooCostly || guard.IsMisuse(err):
+	case result != guard.FailedClosed || guard.IsMisuse(err):
 		return status.Error(codes.InvalidArgument, err.Error())
 	}
-	s.failures.Failed(ctx, s.logger, slog.LevelError, "rls: call without a decision", err,
-		slog.String("domain", call.GetDomain()))
 	return status.Error(codes.Unavailable, "the limits of this call could not be asked")
 }

@@ -261,6 +261,8 @@ func TestRefusalsAndFailures(t *testing.T) {
 	require.NoError(t, s.limiter.Close(t.Context()))
 	_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: "edge", Descriptors: descriptors{descriptor("user=ada")}})
 	require.Equal(t, codes.Unavailable, status.Code(err))
+	_, statuses = s.ask("edge", 1, descriptor("generic_key=tried"))
+	require.Equal(t, "OK: OK", statuses, "a limit in shadow refuses no call, not even by a failure")
 }
 
 // TestMisuse expects that no call shares a bucket by mistake, that sizes are bounded, and that no error tells a value.

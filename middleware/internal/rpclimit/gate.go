@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
-	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -78,11 +77,9 @@ func (c Config[Call]) validate() error {
 // Gate decides on calls. It is safe for concurrent use. Its errors for clients are a *[RejectionError], or an error of
 // Config.Requests or Config.Message that has a code.
 type Gate[Call any] struct {
-	limiter  *ratelimit.Limiter
-	config   Config[Call]
-	failures telemetry.FailureLog
-	nested   sync.Once // logs that a limit counts twice
-	proxied  sync.Once // logs that a proxy counts as one client
+	config  Config[Call]
+	gate    *guard.Gate
+	proxied sync.Once // logs that a proxy counts as one client
 }
 
 // New returns a Gate that takes from limiter. Its errors name the field that cannot be used.
@@ -94,7 +91,9 @@ func New[Call any](limiter *ratelimit.Limiter, config Config[Call]) (*Gate[Call]
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	return &Gate[Call]{limiter: limiter, config: config}, nil
+	return &Gate[Call]{config: config, gate: &guard.Gate{
+		Limiter: limiter, Timeout: config.Timeout, FailOpen: config.FailOpen, Logger: config.Logger,
+	}}, nil
 }
 
 // Unary takes the tokens of a call and of its message, from all of their limits or from none, and holds its slots until
@@ -114,7 +113,7 @@ func (g *Gate[Call]) Unary(ctx context.Context, call Call,
 	if err != nil {
 		return nil, nil, err
 	}
-	return g.admit(ctx, g.config.Method(call), slices.Concat(requests, more))
+	return g.admit(ctx, g.route(call), slices.Concat(requests, more))
 }
 
 // Stream is an admitted stream.
@@ -136,7 +135,7 @@ func (g *Gate[Call]) Open(ctx context.Context, call Call) (_ *Stream[Call], rele
 	if err != nil {
 		return nil, nil, err
 	}
-	held, release, err := g.admit(ctx, g.config.Method(call), requests)
+	held, release, err := g.admit(ctx, g.route(call), requests)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -155,7 +154,7 @@ func (s *Stream[Call]) Receive(message any, receive func(message any) error, ans
 	}
 	requests, err := s.gate.message(s.Context, s.call, message)
 	if err == nil && len(requests) > 0 {
-		_, _, err = s.gate.decide(s.Context, s.gate.config.Method(s.call), requests,
+		_, err = s.gate.decide(s.Context, s.gate.route(s.call), requests,
 			func(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.Request) (ratelimit.Lease, error) {
 				d, err := limiter.Take(ctx, requests...)
 				return ratelimit.Lease{Decision: d}, err
@@ -187,131 +186,98 @@ func (g *Gate[Call]) message(ctx context.Context, call Call, message any) ([]rat
 	return requests, g.faulty(ctx, call, guard.BadCost, err)
 }
 
+// route returns the name of the called method for the Observer. A client may have chosen it.
+func (g *Gate[Call]) route(call Call) string { return strings.ToValidUTF8(g.config.Method(call), "?") }
+
 // faulty returns the error for the client of an error of the application, and reports it. A call without a key is
 // answered as one that the limits find without a key. Any other error with a code is unchanged, and has result.
 func (g *Gate[Call]) faulty(ctx context.Context, call Call, result string, err error) error {
 	if err == nil {
 		return nil
 	}
-	method, hasNoKey := g.config.Method(call), errors.Is(err, ratelimit.ErrInvalidKey)
-	if !hasNoKey && !g.config.HasCode(err) {
-		return g.misused(ctx, method, err)
+	hasNoKey, hasCode := errors.Is(err, ratelimit.ErrInvalidKey), g.config.HasCode(err)
+	switch {
+	case hasNoKey:
+		result = guard.BadKey
+	case !hasCode && gone(ctx) != nil:
+		result = guard.Cancelled
+	case !hasCode:
+		result = guard.FailedClosed
 	}
-	if !hasNoKey {
-		g.tell(ctx, ratelimit.Answered{Route: method, Result: result, Err: err})
-		return err
-	}
-	g.tell(ctx, ratelimit.Answered{Route: method, Result: guard.BadKey, Err: err})
-	rejection := g.withoutKey()
+	g.gate.Tell(ctx, ratelimit.Answered{Route: g.route(call), Result: result, Err: err})
 	if missing, ok := errors.AsType[*MissingKeyError](err); ok {
+		rejection := g.withoutKey()
 		rejection.Message = missing.Error()
+		return rejection
 	}
-	return rejection
+	switch {
+	case hasNoKey:
+		return g.withoutKey()
+	case hasCode:
+		return err
+	case result == guard.Cancelled:
+		return gone(ctx)
+	}
+	return misused()
 }
 
 func (g *Gate[Call]) withoutKey() *RejectionError {
 	return g.rejection(g.config.InvalidKey, "INVALID_KEY", "the key to limit this call by is missing or cannot be used")
 }
 
+// misused returns the rejection of a call whose requests are a mistake of the application. The client does not see it.
+func misused() *RejectionError {
+	return &RejectionError{Code: Internal, Message: "the limits of this call could not be determined"}
+}
+
 // admit takes the requests, and holds the slots among them until release.
 func (g *Gate[Call]) admit(ctx context.Context, method string,
 	requests []ratelimit.Request,
 ) (held context.Context, release func(), _ error) {
-	g.warnNested(ctx, method, requests)
-	lease, admitted, err := g.decide(ctx, method, requests, guard.Take)
+	outer, _ := ctx.Value(admittedKey{}).(*admitted)
+	for around := outer; around != nil; around = around.outer {
+		g.gate.WarnTwice(ctx, method, around.gate, around.requests, requests)
+	}
+	outcome, err := g.decide(ctx, method, requests, guard.Take)
 	if err != nil {
 		return nil, nil, err
 	}
-	held, end := guard.Hold(admitted, g.limiter, lease, g.config.Timeout)
-	return held, func() {
-		if lost := end(); lost != nil {
-			limit, enforced := guard.Held(lease.Decision)
-			g.tell(ctx, ratelimit.Answered{Route: method, Limit: limit, Result: guard.LeaseLost, Shadow: !enforced, Err: lost})
-			g.log(ctx, "ratelimit: a handler lost the slot that it held", method, lost)
-		}
-	}, nil
+	if outcome.Result == guard.Allowed {
+		ctx = context.WithValue(ctx, admittedKey{}, &admitted{outcome.Decision, g.gate, requests, outer})
+	}
+	held, release = g.gate.Hold(ctx, method, outcome.Lease)
+	return held, release, nil
 }
 
-// decide returns the answer of take, and the context with the decision, or an error for the client.
-func (g *Gate[Call]) decide(
-	ctx context.Context, method string, requests []ratelimit.Request,
-	take func(context.Context, *ratelimit.Limiter, []ratelimit.Request) (ratelimit.Lease, error),
-) (ratelimit.Lease, context.Context, error) {
-	limited, cancel := guard.Deciding(ratelimit.WithRoute(ctx, strings.ToValidUTF8(method, "?")), g.config.Timeout)
-	defer cancel()
-	lease, err := take(limited, g.limiter, requests)
-	d := lease.Decision
-	if _, wouldRefuse := telemetry.Refusing(d); len(wouldRefuse) > 0 {
-		defer g.tell(ctx, ratelimit.Answered{Route: method, Limit: wouldRefuse[0], Result: guard.Refused, Shadow: true})
-	}
-	if err != nil {
-		if rejection := g.undecided(ctx, method, requests, err); rejection != nil {
-			return lease, ctx, rejection
-		}
-		return lease, ctx, nil
-	}
-	g.failures.Worked(ctx, g.config.Logger, "ratelimit: calls are decided again")
-	if !d.Allowed {
-		g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Limit(d), Result: guard.Refused})
-		return lease, ctx, Refused(d, g.config.Domain)
-	}
-	g.tell(ctx, ratelimit.Answered{Route: method, Limit: telemetry.Limit(d), Result: guard.Allowed})
-	outer, _ := ctx.Value(admittedKey{}).(*admitted)
-	return lease, context.WithValue(ctx, admittedKey{}, &admitted{d, g.limiter, requests, outer}), nil
-}
-
-// misused returns the rejection of a call whose requests are a mistake of the application. The client does not see err.
-func (g *Gate[Call]) misused(ctx context.Context, method string, err error) *RejectionError {
-	if r := gone(ctx); r != nil {
-		g.tell(ctx, ratelimit.Answered{Route: method, Result: guard.Cancelled, Err: err})
-		return r
-	}
-	g.tell(ctx, ratelimit.Answered{Route: method, Result: guard.FailedClosed, Err: err})
-	g.log(ctx, "ratelimit: call refused, its limits could not be named", method, err)
-	return &RejectionError{Code: Internal, Message: "the limits of this call could not be determined"}
-}
-
-// undecided returns the rejection of a call without a decision, or nil to let it through.
-func (g *Gate[Call]) undecided(ctx context.Context, method string, requests []ratelimit.Request,
-	err error,
-) *RejectionError {
-	enforced := guard.IsEnforced(g.limiter, requests)
-	if enforced && guard.IsMisuse(err) {
-		return g.misused(ctx, method, err)
-	}
-	result := guard.Result(ctx, err, g.config.FailOpen)
-	g.tell(ctx, ratelimit.Answered{
-		Route: method, Limit: requests[0].Limit().Name(), Result: result, Shadow: !enforced,
-		Err: err,
-	})
+// decide returns the answer of take, or an error for the client.
+func (g *Gate[Call]) decide(ctx context.Context, method string, requests []ratelimit.Request,
+	take guard.Taking,
+) (guard.Outcome, error) {
+	outcome := g.gate.Decide(ctx, method, requests, take)
 	switch {
-	case !enforced, result == guard.FailedOpen:
-		g.log(ctx, "ratelimit: call let through undecided", method, err)
-		return nil
-	case result == guard.Cancelled:
-		return gone(ctx)
-	case result == guard.BadKey:
-		return g.withoutKey()
-	case result == guard.TooCostly:
-		return g.rejection(InvalidArgument, "COST_EXCEEDS_CAPACITY", "this call costs more than its limit can ever allow "+
-			"at once")
-	case result == guard.BadCost:
-		return g.rejection(InvalidArgument, "INVALID_COST", "the cost of this call is not a usable number")
+	case outcome.Passes:
+		return outcome, nil
+	case outcome.Result == guard.Refused:
+		return outcome, Refused(outcome.Decision, g.config.Domain)
+	case outcome.Result == guard.Cancelled:
+		return outcome, gone(ctx)
+	case outcome.Result == guard.BadKey:
+		return outcome, g.withoutKey()
+	case outcome.Result == guard.TooCostly:
+		return outcome, g.rejection(InvalidArgument, "COST_EXCEEDS_CAPACITY",
+			"this call costs more than its limit can ever allow at once")
+	case outcome.Result == guard.BadCost:
+		return outcome, g.rejection(InvalidArgument, "INVALID_COST", "the cost of this call is not a usable number")
+	case guard.IsMisuse(outcome.Err):
+		return outcome, misused()
 	}
-	g.log(ctx, "ratelimit: call refused undecided", method, err)
 	r := g.rejection(Unavailable, "RATE_LIMIT_UNAVAILABLE", "the limits of this call could not be asked")
 	r.RetryAfter = g.config.RetryAfter
-	return r
+	return outcome, r
 }
 
 func (g *Gate[Call]) rejection(c Code, reason, message string) *RejectionError {
 	return &RejectionError{Code: c, Message: message, Reason: reason, Domain: g.config.Domain}
-}
-
-// tell reports an answer to the limiter's Observer. A client may have chosen the method's name.
-func (g *Gate[Call]) tell(ctx context.Context, answered ratelimit.Answered) {
-	answered.Route = strings.ToValidUTF8(answered.Route, "?")
-	g.limiter.Observe(ctx, answered)
 }
 
 // gone returns the rejection of a call whose own context has ended, and nil when it has not.
@@ -325,14 +291,10 @@ func gone(ctx context.Context) *RejectionError {
 	return nil
 }
 
-func (g *Gate[Call]) log(ctx context.Context, message, method string, err error) {
-	g.failures.Failed(ctx, g.config.Logger, slog.LevelError, message, err, slog.String("method", method))
-}
-
 // admitted is a decision that allowed a call, in the context of its handler.
 type admitted struct {
 	decision ratelimit.Decision
-	limiter  *ratelimit.Limiter
+	gate     *guard.Gate
 	requests []ratelimit.Request
 	outer    *admitted // of a Gate around this one; nil if there is none
 }
@@ -348,29 +310,11 @@ func Decision(ctx context.Context) (d ratelimit.Decision, decided bool) {
 	return d, decided
 }
 
-// warnNested logs, once, that a Gate around this one takes from the same bucket, so that each call counts twice.
-func (g *Gate[Call]) warnNested(ctx context.Context, method string, requests []ratelimit.Request) {
-	outer, _ := ctx.Value(admittedKey{}).(*admitted)
-	for ; outer != nil; outer = outer.outer {
-		if outer.limiter != g.limiter {
-			continue
-		}
-		if limit, twice := guard.Twice(g.limiter, outer.requests, requests); twice {
-			g.nested.Do(func() {
-				g.config.Logger.WarnContext(ctx, "ratelimit: two interceptors take from the same bucket, so each call counts "+
-					"twice; "+
-					"leave the limit out of one of them", slog.String("limit", limit), slog.String("method", method))
-			})
-		}
-	}
-}
-
 // PeerIsKey logs, once, that the key of a forwarded call is its peer. Then all clients of a proxy share a bucket.
 func (g *Gate[Call]) PeerIsKey(ctx context.Context, method string) {
 	g.proxied.Do(func() {
 		g.config.Logger.WarnContext(ctx, "ratelimit: a forwarded call has the key of its peer; if the peer is a proxy, all "+
-			"its clients "+
-			"share a bucket: take the key from a header that the proxy sets",
+			"its clients share a bucket: take the key from a header that the proxy sets",
 			slog.String("method", strings.ToValidUTF8(method, "?")))
 	})
 }

@@ -413,7 +413,7 @@ func TestAnOutageDoesNotFloodTheLog(t *testing.T) {
 			require.Equal(t, rpclimit.OK, b.admit(t.Context(), other.For("ada")))
 		}
 		require.Equal(t, 2, strings.Count(b.log.String(), "\n"), b.log.String())
-		require.Contains(t, b.log.String(), `level=INFO msg="ratelimit: calls are decided again" failed_s=0 omitted=19`)
+		require.Contains(t, b.log.String(), `level=INFO msg="rate limits are decided again" failed_s=0 omitted=19`)
 	})
 }
 
@@ -434,7 +434,7 @@ func TestOnlyValue(t *testing.T) {
 func TestNestedGatesThatCountTwiceSaySo(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil)
-	said := func() int { return strings.Count(b.log.String(), "each call counts twice") }
+	said := func() int { return strings.Count(b.log.String(), "each request counts twice") }
 	outer := func() context.Context {
 		ctx, release, err := b.gate.Unary(t.Context(), call{requests: []ratelimit.Request{perUser.For("ada").Cost(0.1)}}, nil)
 		require.NoError(t, err)

@@ -45,7 +45,7 @@ Prometheus, and /healthz. A refusal has status 429, application/problem+json and
   curl -d '{"requests":[{"limit":"messages","key":"ada","cost":2,"plan":"pro"}]}' http://127.0.0.1:8080/v1/take
 
 A limit needs a stored rule. A request needs a key, or "global":true. settle needs the id of reserve, and requests with the
-actual costs; without requests the reserved costs stay. A repeated settle answers "settled_before":true. A cost above the
+actual costs; without requests the reserved costs stay. A repeated settle changes nothing. A cost above the
 capacity has status 413, and a plan that no stored rule has 400, if others have one.
 
 Every call except health needs a token of --token-file, as Authorization: Bearer. A browser sends it as the password of any

@@ -45,8 +45,6 @@ type answer struct {
 	ID      string     `json:"id,omitempty"`
 	ReadyAt *time.Time `json:"ready_at,omitempty"`
 	StaleAt *time.Time `json:"stale_at,omitempty"`
-	// SettledBefore reports that an earlier call settled the reservation, and that this call changed nothing.
-	SettledBefore bool `json:"settled_before,omitempty"`
 	// RetryAfterMS is the wait of all limits together, if the call was refused.
 	RetryAfterMS int64   `json:"retry_after_ms,omitempty"`
 	Limits       []state `json:"limits,omitempty"`
@@ -74,9 +72,15 @@ type state struct {
 	Mode         string  `json:"mode"`
 }
 
-func answerOf(d ratelimit.Decision) *answer {
-	a := &answer{Allowed: d.Allowed, RetryAfterMS: milliseconds(d.RetryAfter)}
-	for _, s := range d.States {
+func answerOf(r ratelimit.Reservation) *answer {
+	a := &answer{Allowed: r.Allowed, RetryAfterMS: milliseconds(r.RetryAfter), ID: r.ID}
+	if r.ID != "" {
+		a.ReadyAt = &r.ReadyAt
+	}
+	if !r.StaleAt.IsZero() {
+		a.StaleAt = &r.StaleAt
+	}
+	for _, s := range r.States {
 		a.Limits = append(a.Limits, state{
 			s.Limit.Name(), s.Allowed, s.Remaining, milliseconds(s.RetryAfter), milliseconds(s.ResetAfter), s.Rule,
 			string(s.Mode),
@@ -88,53 +92,49 @@ func answerOf(d ratelimit.Decision) *answer {
 // milliseconds rounds up, so that a client does not come back too early.
 func milliseconds(d time.Duration) int64 { return int64((d + time.Millisecond - 1) / time.Millisecond) }
 
-// verb answers a call. An error is a refusal or a failure.
-type verb func(ctx context.Context, c *call, requests []ratelimit.Request) (*answer, error)
+// verb makes a call on the limits.
+type verb func(ctx context.Context, c *call, requests []ratelimit.Request) (ratelimit.Reservation, error)
 
-func (s *Server) take(ctx context.Context, _ *call, requests []ratelimit.Request) (*answer, error) {
+func (s *Server) take(ctx context.Context, _ *call, requests []ratelimit.Request) (ratelimit.Reservation, error) {
 	d, err := s.limiter.Take(ctx, requests...)
-	if err == nil {
-		err = d.Err()
-	}
-	return answerOf(d), err
+	return ratelimit.Reservation{Decision: d}, err
 }
 
-func (s *Server) check(ctx context.Context, _ *call, requests []ratelimit.Request) (*answer, error) {
+func (s *Server) check(ctx context.Context, _ *call, requests []ratelimit.Request) (ratelimit.Reservation, error) {
 	d, err := s.limiter.Check(ctx, requests...)
-	return answerOf(d), err
+	return ratelimit.Reservation{Decision: d}, err
 }
 
-func (s *Server) reserve(ctx context.Context, _ *call, requests []ratelimit.Request) (*answer, error) {
-	r, err := s.limiter.Reserve(ctx, requests...)
-	if err == nil {
-		err = r.Err()
-	}
-	a := answerOf(r.Decision)
-	a.ID, a.ReadyAt = r.ID, &r.ReadyAt
-	if !r.StaleAt.IsZero() {
-		a.StaleAt = &r.StaleAt
-	}
-	return a, err
+func (s *Server) reserve(ctx context.Context, _ *call, requests []ratelimit.Request) (ratelimit.Reservation, error) {
+	return s.limiter.Reserve(ctx, requests...)
 }
 
-func (s *Server) settle(ctx context.Context, c *call, requests []ratelimit.Request) (*answer, error) {
-	settled := false
-	err := s.limiter.Settle(context.WithValue(ctx, settling{}, &settled), string(c.ID), requests...)
-	return &answer{Allowed: true, SettledBefore: !settled}, err
+func (s *Server) settle(ctx context.Context, c *call, requests []ratelimit.Request) (ratelimit.Reservation, error) {
+	err := s.limiter.Settle(ctx, string(c.ID), requests...)
+	return ratelimit.Reservation{Decision: ratelimit.Decision{Allowed: true}}, err
 }
 
-// settling is the key of a context whose *bool becomes true if the call settles its reservation.
-type settling struct{}
-
-// settlements sets the *bool of settling. A repeated Settle has no event.
-type settlements struct{}
-
-// Observe implements ratelimit.Observer.
-func (settlements) Observe(ctx context.Context, event ratelimit.Event) {
-	settled, isCall := ctx.Value(settling{}).(*bool)
-	if _, is := event.(ratelimit.Settlement); is && isCall {
-		*settled = true
+// decide has the verb answer a call: a Take and a Reserve through the gate, because they answer requests.
+func (s *Server) decide(r *http.Request, name string, do verb, c *call,
+	requests []ratelimit.Request,
+) (answered ratelimit.Reservation, err error) {
+	take := func(ctx context.Context, _ *ratelimit.Limiter, _ []ratelimit.Request) (ratelimit.Lease, error) {
+		answered, err = do(ctx, c, requests)
+		return ratelimit.Lease{Decision: answered.Decision}, err
 	}
+	if name == "check" || name == "settle" {
+		ctx, cancel := guard.Deciding(ratelimit.WithRoute(r.Context(), r.Pattern), patience)
+		defer cancel()
+		if _, err = take(ctx, s.limiter, requests); err != nil && isFailure(err) {
+			s.gate.Log(r.Context(), ratelimit.Answered{Route: r.Pattern, Result: guard.FailedClosed, Err: err})
+		}
+		return answered, err
+	}
+	if s.gate.Decide(r.Context(), r.Pattern, requests, take).Passes && name == "take" {
+		answered.Allowed = true
+		return answered, nil
+	}
+	return answered, err
 }
 
 func (s *Server) api(name string, do verb) http.Handler {
@@ -149,7 +149,7 @@ func (s *Server) api(name string, do verb) http.Handler {
 		}
 		var requests []ratelimit.Request
 		if err == nil {
-			if requests, err = s.requests(c); err != nil {
+			if requests, err = s.requests(c); err != nil { // a mistake of the program, which gets it: not for the log
 				s.limiter.Observe(r.Context(), ratelimit.Answered{Route: r.Pattern, Result: guard.FailedClosed, Err: err})
 			}
 		}
@@ -157,15 +157,19 @@ func (s *Server) api(name string, do verb) http.Handler {
 			problem(w, http.StatusBadRequest, err.Error())
 			return
 		}
-		ctx, cancel := guard.Deciding(ratelimit.WithRoute(r.Context(), r.Pattern), patience)
-		defer cancel()
-		answered, err := do(ctx, c, requests)
-		if err != nil {
-			s.refuse(w, r, err)
-			return
+		answered, err := s.decide(r, name, do, c, requests)
+		switch {
+		case err != nil:
+			fail(w, r, err)
+		case !answered.Allowed && name != "check":
+			f := httplimit.NewRefusal(answered.Decision)
+			f.SetFields(w.Header())
+			send(w, f.Status, problemJSON, refusal{
+				f.Type, f.Title, f.Status, f.Detail, f.Violated, f.Rules, answerOf(answered),
+			})
+		default:
+			send(w, http.StatusOK, "application/json", answerOf(answered))
 		}
-		s.failures.Worked(r.Context(), s.config.Logger, "serve: calls are decided again")
-		send(w, http.StatusOK, "application/json", answered)
 	})
 }
 
@@ -284,38 +288,30 @@ func (s *Server) checkPlan(plan string) error {
 		plan, some)
 }
 
-// refuse answers an error of the Limiter.
-func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
-	var limited *ratelimit.LimitedError
-	switch fault, ofRequest := guard.Fault(err); {
-	case errors.As(err, &limited):
-		f := httplimit.NewRefusal(limited.Decision)
-		f.SetFields(w.Header())
-		send(w, f.Status, problemJSON, refusal{
-			f.Type, f.Title, f.Status, f.Detail, f.Violated, f.Rules,
-			answerOf(limited.Decision),
-		})
-	case fault == guard.TooCostly:
+// isFailure reports whether the database is the cause of an error, and not the call.
+func isFailure(err error) bool {
+	_, ofRequest := guard.Fault(err)
+	return !ofRequest && !guard.IsMisuse(err) && !errors.Is(err, ratelimit.ErrNoReservations) &&
+		!errors.Is(err, ratelimit.ErrNotReserved) && !errors.Is(err, ratelimit.ErrReservationEnded)
+}
+
+// fail answers a call without a decision.
+func fail(w http.ResponseWriter, r *http.Request, err error) {
+	switch {
+	case errors.Is(err, ratelimit.ErrCostExceedsCapacity):
 		problem(w, http.StatusRequestEntityTooLarge, err.Error())
-	case ofRequest, guard.IsMisuse(err), errors.Is(err, ratelimit.ErrNoReservations):
-		problem(w, http.StatusBadRequest, err.Error())
 	case errors.Is(err, ratelimit.ErrNotReserved):
 		problem(w, http.StatusNotFound, "there is no reservation with this id: it was never made, or was deleted")
 	case errors.Is(err, ratelimit.ErrReservationEnded):
 		problem(w, http.StatusConflict, "the reservation has ended in another way")
+	case !isFailure(err):
+		problem(w, http.StatusBadRequest, err.Error())
 	case r.Context().Err() != nil, ratelimit.IsUndecided(err):
-		s.log(r.Context(), "serve: call without a decision", err)
 		w.Header().Set("Retry-After", "1")
 		problem(w, http.StatusServiceUnavailable, "rate limits cannot be checked; retry in 1 s")
 	default:
-		s.log(r.Context(), "serve: call without an outcome", err)
 		problem(w, http.StatusInternalServerError, "it is unknown whether the call took effect")
 	}
-}
-
-// log writes a failure.
-func (s *Server) log(ctx context.Context, message string, err error) {
-	s.failures.Failed(ctx, s.config.Logger, slog.LevelError, message, err)
 }
 
 const problemJSON = "application/problem+json"

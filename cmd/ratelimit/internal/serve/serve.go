@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/pgratelimit/pgratelimit/admin"
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/middleware/rls"
 	"github.com/pgratelimit/pgratelimit/observe/promlimit"
@@ -79,8 +80,9 @@ type Server struct {
 	grpc    *grpc.Server
 	health  *health.Server
 
-	failures, unready telemetry.FailureLog // of calls, and of healthz
-	unknown           telemetry.Once       // limits that have no rule
+	gate    *guard.Gate
+	unready telemetry.FailureLog // of healthz
+	unknown telemetry.Once       // limits that have no rule
 }
 
 // New returns a Server with the rules loaded. It does not listen yet.
@@ -109,13 +111,14 @@ func New(ctx context.Context, config Config) (*Server, error) {
 	s.limiter, err = ratelimit.New(config.Pool, ratelimit.Config{
 		Schema: config.Schema, HashKey: config.HashKey, Policies: s.set, Refused: s.counter.Refused,
 		Allowed: s.counter.Allowed,
-		Observer: ratelimit.Observers(counts, settlements{}, s.counter, sloglimit.New(sloglimit.Config{
+		Observer: ratelimit.Observers(counts, s.counter, sloglimit.New(sloglimit.Config{
 			Logger: config.Logger, Refused: slog.LevelDebug, Failed: slog.LevelDebug, // the handlers write failures
 		})),
 	})
 	if err != nil {
 		return nil, err
 	}
+	s.gate = &guard.Gate{Limiter: s.limiter, Timeout: patience, Logger: config.Logger}
 	if err := s.makeHTTP(counts); err != nil {
 		return nil, err
 	}
