@@ -7,12 +7,10 @@ import (
 	"regexp"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/admintest"
-	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 var (
@@ -92,45 +90,4 @@ func TestMoreThanAPageShows(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestAllReservationsAreListed(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	f.Take(t, tokens.For("acme").Cost(120_000), tokens.For("globex").Cost(120_000))
-	var ofAcme []string
-	for i := range 60 {
-		r, err := f.Limiter.Reserve(t.Context(), tokens.For([]string{"acme", "globex"}[i%2]).Cost(30_000))
-		require.NoError(t, err)
-		if i%2 == 0 {
-			ofAcme = append(ofAcme, r.ID)
-		}
-	}
-	for _, page := range []string{
-		admintest.Address("limit", "name", "llm/tokens"), admintest.Address("reservations", "state", "waiting", "limit", "llm/tokens"),
-	} {
-		require.Len(t, slices.Concat(f.further(page, idLink)...), 60, page)
-	}
-	found := slices.Concat(f.further(admintest.Address("key", "limit", "llm/tokens", "key", "acme"), idLink)...)
-	slices.Sort(found)
-	slices.Sort(ofAcme)
-	require.Equal(t, ofAcme, slices.Compact(found), "those of the bucket alone")
-}
-
-func TestAllOfTheHistoryOfABucket(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	var want []string
-	for i := range 65 {
-		key := []string{"ada", "bob"}[i%13/12]
-		edit := rules.Edit{Author: "ana", Reason: fmt.Sprintf("pause %d of %s", i, key)}
-		_, err := f.Store.Pause(t.Context(), edit, rules.Pause{Limit: "messages", Key: key, Until: time.Now().Add(time.Hour)})
-		require.NoError(t, err)
-		if key == "ada" {
-			want = append(want, edit.Reason)
-		}
-	}
-	slices.Reverse(want)
-	reason := regexp.MustCompile(`data-label="Reason"><bdi>(pause [^<]*)<`)
-	require.Equal(t, want, slices.Concat(f.further(admintest.Address("key", "limit", "messages", "key", "ada"), reason)...))
 }

@@ -5,12 +5,10 @@ import (
 	"errors"
 	"runtime"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -59,37 +57,4 @@ func TestHoldRefuses(t *testing.T) {
 	require.ErrorIs(t, context.Cause(held), ratelimit.ErrLeaseLost)
 	require.ErrorIs(t, context.Cause(held), ratelimit.ErrInvalidLease)
 	release()
-}
-
-// TestHoldEndsWorkThatLostItsSlot promises that work may take longer than the lease and keeps its slot, that losing a
-// slot cancels the work's context, and that the caller gets an error. TestKeep of internal/engine/slots has the other
-// ways to keep and to lose one.
-func TestHoldEndsWorkThatLostItsSlot(t *testing.T) {
-	t.Parallel()
-	const lease = time.Minute
-	jobs := ratelimit.Define("jobs", ratelimit.Concurrency{Slots: 1, Lease: lease})
-	url := postgrestest.NewDatabase(t)
-	synctest.Test(t, func(t *testing.T) { // on whose clock no time passes while a statement runs
-		b := countedOn(t, url, &wire{})
-		b.limiter = b.with(t, ratelimit.Config{AsOf: time.Now})
-		for name, steal := range map[string]func(lease ratelimit.Lease) error{
-			"ByARelease": func(lease ratelimit.Lease) error { return b.limiter.Release(t.Context(), lease.ID) },
-			"ByAReset":   func(ratelimit.Lease) error { return b.limiter.Reset(t.Context(), jobs.For("k")) },
-			"ByALostRow": func(ratelimit.Lease) error { return errOf(b.pool.Exec(t.Context(), "DELETE FROM ratelimit.buckets")) },
-		} {
-			for _, end := range []error{nil, errFull} {
-				err := b.limiter.Hold(t.Context(), func(ctx context.Context, held ratelimit.Lease) error {
-					time.Sleep(3 * lease)
-					require.NoError(t, ctx.Err())
-					refused(t, b.limiter, jobs.For("k"))
-					require.NoError(t, steal(held), name)
-					<-ctx.Done()
-					require.ErrorIs(t, context.Cause(ctx), ratelimit.ErrLeaseLost, name)
-					return end
-				}, jobs.For("k"))
-				require.ErrorIs(t, err, ratelimit.ErrLeaseLost, name)
-				require.True(t, end == nil || errors.Is(err, end), name)
-			}
-		}
-	})
 }

@@ -1,18 +1,15 @@
 package ratelimittest_test
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"math"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
-	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
@@ -135,107 +132,5 @@ func FuzzPolicies(f *testing.F) {
 		again, err := take(t.Context())
 		require.NoError(t, err)
 		require.True(t, again.Allowed, "who waits %v is let through, and not told %v", told.RetryAfter, again.RetryAfter)
-	})
-}
-
-// verbs are the calls of FuzzVerbs.
-var verbs = []func(context.Context, *answers) error{
-	func(ctx context.Context, a *answers) error { return a.Require(ctx, a.one) },
-	func(ctx context.Context, a *answers) error { return a.Require(ctx, a.one, a.other) },
-	func(ctx context.Context, a *answers) error { _, err := a.Check(ctx, a.other, a.one); return err },
-	func(ctx context.Context, a *answers) error {
-		taken, _, err := take.UpTo(ctx, a.Limiter, a.n, a.one, a.other)
-		if err == nil && (taken < 0 || taken > a.n) {
-			return errors.New("took more than was asked for")
-		}
-		return err
-	},
-	func(ctx context.Context, a *answers) error {
-		r, err := a.Reserve(ctx, a.one, a.other)
-		a.id = cmp.Or(r.ID, a.id)
-		return err
-	},
-	func(ctx context.Context, a *answers) error { _, err := a.CheckReserve(ctx, a.one); return err },
-	func(ctx context.Context, a *answers) error { return a.Settle(ctx, a.id, a.actual) },
-	func(ctx context.Context, a *answers) error { return a.Cancel(ctx, a.id) },
-	func(ctx context.Context, a *answers) error { _, err := a.Start(ctx, a.id); return err },
-	func(ctx context.Context, a *answers) error { _, err := a.Renew(ctx, a.id); return err },
-	func(ctx context.Context, a *answers) error { return a.Credit(ctx, a.one, a.other) },
-	func(ctx context.Context, a *answers) error { return a.CreditTaken(ctx, a.at, a.one) },
-	func(ctx context.Context, a *answers) error { return a.Charge(ctx, a.actual) },
-	func(ctx context.Context, a *answers) error { return a.Reset(ctx, a.one) },
-	func(ctx context.Context, a *answers) error { _, err := a.Acquire(ctx, a.one); return err },
-	func(ctx context.Context, a *answers) error {
-		_, err := take.Borrow(ctx, a.Limiter, float64(a.n), a.one, a.other)
-		return err
-	},
-	func(ctx context.Context, a *answers) error { return a.Release(ctx, a.id) },
-}
-
-// answers are the requests of the calls, the actual cost, a number of units, an instant, and the last reservation.
-type answers struct {
-	*ratelimit.Limiter
-
-	one, other, actual ratelimit.Request
-	n                  int
-	at                 time.Time
-	id                 string
-}
-
-// FuzzVerbs makes calls of all verbs with any costs, counts and instants. They return nil or a documented error, and
-// the buckets hold finite numbers. A transaction continues after an invalid call, and a transaction that is rolled back
-// leaves no trace.
-func FuzzVerbs(f *testing.F) {
-	all := make([]byte, len(verbs))
-	for i := range all {
-		all[i] = byte(i)
-	}
-	f.Add(all, 1.0, 2.0, 3.0, 4, int64(0), "")
-	f.Add([]byte{4, 6, 4, 7, 4, 9, 8}, 1.0, 0.5, 7.0, 0, int64(1767614400000000), "a-b")
-	f.Add([]byte{3, 10, 11, 12, 13}, math.NaN(), math.Inf(1), 0x1p63, math.MaxInt, int64(math.MinInt64), "L1AAAAAA")
-	f.Add([]byte{4, 6, 12, 10, 0}, 1e-9, 1e12, 1e308, -1, int64(math.MaxInt64), "00000000-0000-0000-0000-000000000000")
-	bucket := ratelimit.Define("bucket", ratelimit.TokenBucket{Rate: 10, Period: time.Minute, Capacity: 5})
-	contract := ratelimit.Define("contract", ratelimit.FixedWindow{Rate: 100, Period: time.Hour})
-	f.Fuzz(func(t *testing.T, calls []byte, cost, otherCost, actual float64, n int, at int64, id string) {
-		clock := ratelimittest.NewClock()
-		limiter := ratelimittest.New(t, clock)
-		a := &answers{
-			one: bucket.For("key").Cost(cost), other: contract.For("key").Cost(otherCost), actual: bucket.For("key").Cost(actual),
-			n: n, at: time.UnixMicro(at), id: id,
-		}
-		call := func(l *ratelimit.Limiter, calls []byte) {
-			a.Limiter = l
-			for _, call := range calls[:min(len(calls), 12)] {
-				if err := verbs[int(call)%len(verbs)](t.Context(), a); err != nil && !errors.Is(err, ratelimit.ErrLimited) {
-					require.True(t, isRefusalOfInput(err), "verb %d: %v", int(call)%len(verbs), err)
-				}
-				clock.Advance(time.Duration(call) * time.Second / 16)
-			}
-		}
-		tokens := func(l *ratelimit.Limiter) (held [2]float64) {
-			for i, limit := range []ratelimit.Limit{bucket, contract} {
-				v, err := l.Value(t.Context(), limit.For("key"))
-				require.NoError(t, err)
-				require.True(t, v.Tokens <= limit.Capacity() && !math.IsInf(v.Tokens, -1), "%v", v.Tokens)
-				held[i] = v.Tokens
-			}
-			return held
-		}
-		half := len(calls) / 2
-		call(limiter, calls[:half])
-		rolledBack := errors.New("rolled back")
-		now := clock.Now()
-		before := tokens(limiter)
-		require.ErrorIs(t, limiter.InTx(t.Context(), func(tx pgx.Tx) error {
-			call(limiter.WithTx(tx), calls[half:])
-			tokens(limiter.WithTx(tx))
-			require.NoError(t, limiter.WithTx(tx).Reset(t.Context(), bucket.For("key")))
-			d, err := limiter.WithTx(tx).Take(t.Context(), bucket.For("key"))
-			require.NoError(t, err, "the transaction goes on")
-			require.True(t, d.Allowed)
-			return rolledBack
-		}), rolledBack)
-		clock.Set(now)
-		require.Equal(t, before, tokens(limiter))
 	})
 }

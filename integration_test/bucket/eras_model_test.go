@@ -12,6 +12,23 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
 )
 
+const (
+	opening = buckettest.Opening
+	minute  = buckettest.Minute
+	day     = buckettest.Day
+)
+
+// shrinking makes rapid a source, so that what fails is shrunk to something short.
+type shrinking struct{ *rapid.T }
+
+// Pick returns a number from 0 up to n-1.
+func (s shrinking) Pick(n int) int { return rapid.IntRange(0, n-1).Draw(s.T, "pick") }
+
+// Unit returns a number from 0 to 1.
+func (s shrinking) Unit() float64 {
+	return float64(rapid.IntRange(0, 1<<20).Draw(s.T, "unit")) / (1 << 20)
+}
+
 // TestAlgebraAgreesWithTheExactModel compares a bucket whose terms change with the model in rational numbers: its
 // values, its decisions and its waits, at any instants and after any pauses. A decision may differ only if rounding
 // decides it.

@@ -133,6 +133,10 @@ func (h *history) ask(d *draw, l *limit, verb string) ask {
 		a.request, a.text = ratelimit.Limit{}.For(key), "no limit"
 	}
 	a.request = a.request.Cost(cost)
+	if d.oneIn(4) && strings.HasSuffix(verb, "Reserve") {
+		most := d.span(30 * time.Second)
+		a.request, a.text = a.request.MaxWait(most), fmt.Sprintf("%s within %v", a.text, most)
+	}
 	if h.config.Policies != nil && d.oneIn(3) {
 		a.request, a.text = a.request.Plan("pro"), a.text+" pro"
 	}

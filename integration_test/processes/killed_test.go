@@ -29,7 +29,7 @@ type role struct {
 }
 
 var roles = map[string]func(t *testing.T, url string, arguments []string){
-	"client": client, "manyKeys": manyKeys, "sharedTurn": sharedTurn, "sitting": sitting, "waiting": waiting,
+	"client": client, "manyKeys": manyKeys, "sharedTurn": sharedTurn, "waiting": waiting,
 }
 
 // TestRole is not a test but the body of the processes that the other tests start.

@@ -401,16 +401,6 @@ func (b *ExactBucket) Spend(cost float64, now int64) {
 	b.Level(total(b.Tokens(now), rational(-cost)), now)
 }
 
-// SpendOne takes cost from one row.
-func (b *ExactBucket) SpendOne(i int64, cost float64, now int64) {
-	row := b.row(i, now)
-	b.rows[i] = exactBucket{
-		value: total(b.RowTokens(i, now), rational(-cost)), ts: max(row.ts, b.Eras[b.era].begin(now)),
-		of: b.Eras[b.era].ofRow().frame(row, now),
-	}
-	b.Rounds(cost)
-}
-
 // Credit gives amount back to the rows: evenly, and then what full ones have left.
 func (b *ExactBucket) Credit(amount float64, now int64) {
 	e, rest := b.Eras[b.era].ofRow(), rational(amount)
@@ -469,9 +459,6 @@ func (b *ExactBucket) Adopt(rows []bucket.State, absent []bool, now int64) {
 	}
 	b.Rounds() // their sum
 }
-
-// Era returns the era that the bucket has been brought to.
-func (b *ExactBucket) Era() int { return b.era }
 
 // NewExactBucket returns a bucket without rows.
 func NewExactBucket(eras ExactEras) *ExactBucket {
