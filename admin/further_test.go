@@ -16,7 +16,6 @@ import (
 var (
 	pagerLink = regexp.MustCompile(`<a href="([^"]+)">(?:Continue|Next|Older)</a>`)
 	keyLink   = regexp.MustCompile(`<a href="key\?key=([^&"]+)&amp;limit=messages">`)
-	idLink    = regexp.MustCompile(`href="reservation\?id=([^"]+)"`)
 )
 
 // found returns the texts that a pattern finds in a page.

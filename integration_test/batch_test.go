@@ -19,42 +19,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Callers who wait for one row share the next round trip, up to MaxWaiting of them. Who comes after them is refused
-// before any SQL.
-func TestWaitersShareTheNextRoundTrip(t *testing.T) {
-	t.Parallel()
-	w := &wire{}
-	s := newStand(t, w.onEach)
-	askers, release := s.crowd(t, 20)
-	requireAllAllowed(t, askFor(t, func(ctx context.Context) error { // takes nothing, and does not wait
-		return errOf(s.limiter.Check(ctx, calls.For("ada")))
-	}))
-	trips := w.count(func() { release(); requireAllAllowed(t, askers...) })
-	require.LessOrEqual(t, trips, 2, "one to prepare the statement, and one to execute it")
-	require.Equal(t, 1+len(askers), s.taken(t))
-	s.requireHealthy(t)
-}
-
-func TestSettlesShareTheNextRoundTrip(t *testing.T) {
-	t.Parallel()
-	w := &wire{}
-	s := newStand(t, w.onEach)
-	var ids []string
-	for range 10 {
-		r, err := s.limiter.Reserve(t.Context(), calls.For("ada").Cost(2))
-		require.NoError(t, err)
-		ids = append(ids, r.ID)
-	}
-	askers, release := s.crowd(t, 0)
-	for _, id := range ids {
-		askers = append(askers, askFor(t, func(ctx context.Context) error { return s.limiter.Settle(ctx, id, calls.For("ada").Cost(1)) }))
-	}
-	trips := w.count(func() { release(); requireAllAllowed(t, askers...) })
-	require.LessOrEqual(t, trips, 5, "with a new connection that prepares the statement")
-	require.Equal(t, 1+1+len(ids), s.taken(t))
-	s.requireHealthy(t)
-}
-
 func TestMaxWaitingIsRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	w := &wire{}

@@ -169,29 +169,3 @@ func TestPruneOfKinds(t *testing.T) {
 		}
 	}
 }
-
-// TestChangesOfTokens promises that a rule and an override change the tokens as they say, and an override also when it
-// ends.
-func TestChangesOfTokens(t *testing.T) {
-	t.Parallel()
-	f := setup(t)
-	begin := f.now(t).Add(time.Hour).Truncate(time.Hour).Add(time.Hour)
-	at := func(minutes float64) time.Time { return begin.Add(time.Duration(minutes * float64(time.Minute))) }
-	made(t)(f.store.Put(t.Context(), from(begin), rules.Rule{
-		Limit: "messages", Policy: ratelimit.TokenBucket{Rate: 60, Period: time.Hour, Capacity: 60}, OnChange: ratelimit.ScaleTokens,
-	}))
-	made(t)(f.store.Override(t.Context(), from(at(60)),
-		rules.Override{Limit: "messages", Key: "ada", Multiplier: 2, OnChange: ratelimit.ScaleTokens, Until: at(120)}))
-	f.load(t)
-	for _, step := range []struct{ minute, take, next, left float64 }{
-		{-0.5, 10, 0, 30},   // 5 of 10 that arrived by the definition in the code are 30 of 60
-		{59, 60, 60, 2},     // 1 of 60 is 2 of 120
-		{119, 100, 120, 11}, // half of 20 that are left, and of 2 that arrived
-		{120, 11, 130, 10},  // by the rule again
-	} {
-		require.NoError(t, f.at(t, at(step.minute)).Require(t.Context(), messages.For("ada").Cost(step.take)))
-		v, err := f.at(t, at(step.next)).Value(t.Context(), messages.For("ada"))
-		require.NoError(t, err)
-		require.Equal(t, step.left, v.Tokens, "minute %v", step.next)
-	}
-}

@@ -232,27 +232,6 @@ func TestAnswers(t *testing.T) {
 	}
 }
 
-// TestMessagesAreCharged promises that a message of a stream is charged when it arrives, and that a refused one ends
-// the stream.
-func TestMessagesAreCharged(t *testing.T) {
-	t.Parallel()
-	b := setup(t, ratelimittest.NewDB(), connectlimit.Config{
-		Requests: asking(everybody.Global()),
-		Message: func(_ context.Context, _ connectlimit.Call, message any) ([]ratelimit.Request, error) {
-			return []ratelimit.Request{perUser.For(message.(*text).GetValue())}, nil
-		},
-	})
-	stream := b.open(t)
-	for range 2 {
-		_, err := exchange(stream)
-		require.NoError(t, err)
-	}
-	require.Equal(t, 99.0, b.left(t, everybody.Global()), "opened once")
-	_, err := exchange(stream)
-	require.Equal(t, connect.CodeResourceExhausted, connect.CodeOf(err))
-	require.Equal(t, "30", asError(t, err).Meta().Get("Retry-After"))
-}
-
 // TestSlotsAreHeldWhileTheHandlerRuns promises a slot for a call and for a stream until its handler has ended.
 func TestSlotsAreHeldWhileTheHandlerRuns(t *testing.T) {
 	t.Parallel()

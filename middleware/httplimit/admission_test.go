@@ -122,23 +122,6 @@ func TestSettleRejectsInvalidCosts(t *testing.T) {
 	require.Zero(t, b.charged(t, everyone.Global()))
 }
 
-// TestSettleReturnsNothingToALaterWindow promises that tokens of a window that has ended are gone, and that the
-// overrun is taken from the current one.
-func TestSettleReturnsNothingToALaterWindow(t *testing.T) {
-	t.Parallel()
-	rule := httplimit.Limit{Limit: windowed, Key: user, Cost: httplimit.FixedCost(4)}
-	for actual, charged := range map[float64]float64{1: 5, 6: 7} { // beside the 5 of the next window
-		b := setup(t)
-		b.clock.Set(ten.Add(time.Hour - time.Microsecond)) // the window ends while the handler works
-		b.within(t, limits(rule), func(ctx context.Context, a *httplimit.Admission) {
-			b.clock.Set(ten.Add(time.Hour))
-			b.take(t, windowed.For("ada").Cost(5))
-			require.NoError(t, a.Settle(ctx, actual, windowed))
-		})
-		require.Equal(t, charged, b.charged(t, windowed.For("ada")))
-	}
-}
-
 func TestCredits(t *testing.T) {
 	t.Parallel()
 	status := func(codes ...int) http.HandlerFunc {

@@ -458,18 +458,6 @@ func TestSpoofingTrustedHeader(t *testing.T) {
 	})
 }
 
-func TestSpoofingPeer(t *testing.T) {
-	t.Parallel()
-	checkSpoofs(t, httplimit.Peer, map[string]spoof{
-		"HeadersAreIgnored": {peer: client + ":4000", lines: [][2]string{xff(victim), {"Forwarded", "for=" + victim}, {"X-Real-Ip", victim}}},
-		"V4Mapped":          {peer: "[::ffff:" + client + "]:4000"},
-		"WithoutPort":       {peer: client},
-		"IPv6":              {peer: "[2001:db8:0:7:ffff::1]:4000", want: "2001:db8:0:7::/64"},
-		"IPv6WithZone":      {peer: "[fe80::1%eth0]:4000", want: "fe80::/64"},
-		"UnixSocket":        {peer: "@", err: httplimit.ErrNoKey},
-	})
-}
-
 // TestAuthorizationHasOneKey promises one key for a token, because the scheme has no case.
 func TestAuthorizationHasOneKey(t *testing.T) {
 	t.Parallel()

@@ -142,27 +142,6 @@ func TestAPausedLimitAnswers429UntilThePauseEnds(t *testing.T) {
 	require.Equal(t, http.StatusOK, do(handler, request(t)).Code)
 }
 
-// TestEachLimitInShadowTakesByItself promises that each limit in shadow mode takes by itself. A limit in shadow mode
-// without a key, or with a capacity below the cost, refuses no request.
-func TestEachLimitInShadowTakesByItself(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	empty := ratelimit.Define("empty", ratelimit.PerDay(1))
-	b.inShadow(t, empty, perUser, perPlan, everyone)
-	b.take(t, empty.Global())
-	handler := b.limited(t, limits(
-		httplimit.Limit{Limit: empty, Global: true},
-		httplimit.Limit{Limit: perUser, Key: user},
-		httplimit.Limit{Limit: perPlan, Key: func(*http.Request) (string, error) { return "", nil }},
-		httplimit.Limit{Limit: everyone, Global: true, Cost: httplimit.StatedCost{Header: "X-Tokens"}},
-	), respond())
-	w := do(handler, request(t, "X-Tokens", "1001"))
-	require.Equal(t, http.StatusOK, w.Code)
-	requireNoFields(t, w.Header())
-	require.Equal(t, 1.0, b.charged(t, perUser.For("ada")))
-	require.Equal(t, []string{"shadow_bad_key perPlan", "allowed empty", "shadow_refused empty"}, b.told.results())
-}
-
 // TestShadowForAPlan promises that the mode of a limit that cannot be asked is the mode of the caller's plan. A request
 // with two plans is rejected.
 func TestShadowForAPlan(t *testing.T) {

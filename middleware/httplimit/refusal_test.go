@@ -241,25 +241,6 @@ func (b *bundle) merging(t *testing.T, requests ...ratelimit.Request) http.Handl
 	})
 }
 
-// TestFieldsHaveTheDecisionsOfHandlerAndMiddleware is a handler that takes by itself behind two middlewares.
-func TestFieldsHaveTheDecisionsOfHandlerAndMiddleware(t *testing.T) {
-	t.Parallel()
-	b := setup(t)
-	behind := func(handler http.Handler) http.Handler {
-		return b.limited(t, limits(httplimit.Limit{Limit: everyone, Global: true}), b.limited(t, limits(userLimit), handler))
-	}
-	w := do(behind(b.merging(t, sendMessage.For("ada"), rpm.For("ada"))), request(t))
-	require.Equal(t, `"everyone";q=1000;w=86400, "perUser";q=3;w=60, "sendMessage";q=10;w=60, "rpm";q=60;w=60`, w.Header().Get("RateLimit-Policy"))
-	require.Equal(t, `"everyone";r=999;t=86314, "perUser";r=2;t=40, "sendMessage";r=2;t=12, "rpm";r=59;t=59`, w.Header().Get("RateLimit"))
-	require.Empty(t, w.Header().Get("Retry-After"))
-
-	b.take(t, sendMessage.For("ada").Cost(2))
-	w = do(behind(b.merging(t, sendMessage.For("ada"))), request(t))
-	require.Equal(t, `"everyone";q=1000;w=86400, "perUser";q=3;w=60, "sendMessage";q=10;w=60`, w.Header().Get("RateLimit-Policy"))
-	require.Equal(t, `"sendMessage";r=0;t=6`, w.Header().Get("RateLimit"), "only what refused is stated")
-	require.Equal(t, "6", w.Header().Get("Retry-After"))
-}
-
 // TestTheTighterOfTwoDecisionsIsInTheFields has a middleware and a handler ask one name: for another key, another
 // policy, a larger cost.
 func TestTheTighterOfTwoDecisionsIsInTheFields(t *testing.T) {
