@@ -302,7 +302,7 @@ func TestAnErrorInTheMessageOfCommit(t *testing.T) {
 				switch {
 				case want != nil:
 					require.ErrorIs(t, err, want)
-				case code == "23505", code == "55P03" && test.atCommit: // COMMIT itself waits for no row
+				case code == "23505", code == "55P03" && test.name == "InTx/AtTheCommit": // COMMIT itself waits for no row
 					require.Equal(t, code, sqlstate(err))
 				default:
 					require.NoError(t, err)

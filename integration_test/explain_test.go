@@ -27,7 +27,7 @@ const (
 // the only row.
 var housekeeping = map[string]bool{
 	"fingerprint_read.sql": true, "fingerprint_insert.sql": true,
-	"reservations_expired.sql": true, "reservations_forget.sql": true, "reservations_forget_routed.sql": true,
+	"reservations_forget.sql": true, "reservations_forget_routed.sql": true,
 	"clock.sql": true, "layout.sql": true, // which go to no table
 }
 
@@ -53,7 +53,6 @@ func TestStatementsUseThePrimaryKey(t *testing.T) {
 		"buckets_read.sql":     {threeBuckets + `, NULL`, 0, true},
 		"reservation_lock.sql": {oneReservation, 1, false},
 		"reservation_read.sql": {oneReservation, 0, true},
-		"reservation_keep.sql": {oneReservation + `, 'open', 0, NULL, 0, 0, 0`, 0, true},
 		"reservation_free.sql": {oneReservation, 0, true},
 		"reservation_save.sql": {oneReservation + `, 'open', 0, NULL, NULL, 0, false, 'a', 'b', 0, 'pro', NULL, 1, 1, 1, 1, 1, 0, 0, 0, 0, NULL, NULL`, 1, false},
 	}

@@ -106,15 +106,21 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 				`0, NULL, 1, false, 'open', 1000000, NULL, 1000001, false`, 5, true},
 		},
 		"settle_1": {
-			{oneReservation + `, 'settled', 'roomy', 'reserved', 2, true, false, 10, 10, 1000000, 1, 0` + always + `false, NULL, false`, 2, false},
-			{oneReservation + `, 'cancelled', NULL, NULL, 0, true, true, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, true`, 1, true},
-			{unknownReservation + `'settled', NULL, NULL, NULL, true, false, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, false`, 1, false},
-			{unknownReservation + `'settled', NULL, NULL, NULL, true, false, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, true`, 0, true},
+			{oneReservation + `, 'settled', 'roomy', 'reserved', 2, true, false, 10, 10, 1000000, 1, 0` + always + `false, NULL, NULL`, 2, false},
+			{oneReservation + `, 'cancelled', NULL, NULL, 0, true, true, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, 50`, 1, true},
+			{unknownReservation + `'settled', NULL, NULL, NULL, true, false, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, NULL`, 1, false},
+			{unknownReservation + `'settled', NULL, NULL, NULL, true, false, NULL, NULL, NULL, NULL, NULL` + always + `false, NULL, 2`, 0, true},
 		},
 		"settle_rows_1": {
 			{`'[` + knownEnd + `]', '[` + generalAsk("key 17", "charge", "") + `,` + generalAsk("no key", "credit", "") + `]', NULL, NULL, 1, false`, 4, true},
 			{`'[` + knownEnd + `]', NULL, NULL, NULL, 1, true`, 1, false},
 		},
+		"start_1": {
+			{knownReservation + `0, false, 1, NULL, false`, 2, false},
+			{knownReservation + `0, false, 1, NULL, true`, 0, true},
+			{unknownReservation + `0, false, 1, NULL, false`, 1, false},
+		},
+		"expire_1": {}, // nobody waits for it, and it looks for rows
 		"slide_1": {
 			{oneBucket + `, 1, 10, 60, 1000000, 0, 0` + always + `false, false`, 2, false},
 			{`'roomy', 'no key', 0, 1, 10, 60, 1000000, 0, 0` + always + `true, true`, 1, true},

@@ -295,7 +295,7 @@ func TestCallsOnAClosedTransaction(t *testing.T) {
 func TestReservationsWithoutTheirMigration(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	b.exec(t, "DROP TABLE ratelimit.reservations")
+	b.exec(t, "DROP TABLE ratelimit.reservations CASCADE")
 	requireAllowed(t, taking(roomy.For("key")), b.limiter)
 	before := b.rows(t, "")
 	for name, call := range everyCall {

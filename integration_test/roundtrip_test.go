@@ -122,7 +122,7 @@ func TestCallsTakeFewRoundTrips(t *testing.T) {
 		{"Cancel", reserved(three[0]), byName("Cancel"), false, 1, 1},
 		{"CancelOfThree", reserved(three...), byName("Cancel"), false, 2, 2},
 		{"Renew", reserved(three[0]), byName("Renew"), false, 2, 2},
-		{"Start", reserved(three[0]), byName("Start"), false, 2, 2},
+		{"Start", reserved(three[0]), byName("Start"), false, 1, 1},
 		{"Started", reserved(three[0]), byName("Started"), false, 1, 1},
 		{"Charge", nil, byName("Charge"), false, 1, 1},
 		{"Credit", nil, byName("Credit"), false, 1, 1},

@@ -153,7 +153,7 @@ func TestWaitSleepsByTheDatabasesClock(t *testing.T) {
 			var asked atomic.Int64
 			b := setup(t, func(c *pgxpool.Config) {
 				c.ConnConfig.Tracer = tracing(func(sql string) {
-					if strings.Contains(sql, "SELECT r.state, r.ready_us") {
+					if strings.Contains(sql, "start_1") {
 						asked.Add(1)
 					}
 				})

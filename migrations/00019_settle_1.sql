@@ -2,7 +2,7 @@
 -- settle_1 ends an open reservation of one bucket, and charges or gives back the difference to what it took, once, however often it is
 -- called.
 --
--- p_final                     'settled' or 'cancelled'
+-- p_final                     'settled', 'cancelled', or 'expired' in a call that is alone, of a reservation past its end
 -- p_name, p_key               the bucket that the caller means; null: whichever it is
 -- p_cost                      what the work cost in the end; null: what was reserved
 -- p_charges                   whether it may cost more than was reserved: not if the limit is off
@@ -10,7 +10,9 @@
 -- p_capacity .. p_until_us    as of take_1; p_capacity null: unknown
 -- p_reset_us                  what was taken before then was given back by a policy that filled the buckets
 -- p_windows                   whether the terms are those of a calendar
--- p_as_of_us, p_alone         as of take_1
+-- p_as_of_us                  as of take_1
+-- p_wait_ms                   null in a caller's transaction. Otherwise the call is alone, as in take_1, or one of several in a message. Then it waits
+--                             for a row at most so long, and is undecided if that is not enough: the other calls go on
 --
 -- state is that before the call; null: there is no such reservation, or a call that is alone sees none. done is whether the call is decided: the reservation has ended, now if
 -- state is open, with amount as the difference. If done is false, nothing was changed, and the caller decides on locked rows: there are
@@ -21,12 +23,12 @@
 -- that of the reservation. Whether the window has ended is seen behind the lock of the row.
 --
 -- Exact at every isolation level, and without SIREAD locks: a call that is not alone reads by upserts. The reservation is locked before the
--- row of the bucket. A call that is alone waits for each at most 50 ms, as reserve_1 does. The sub-block undoes a call that is undecided, or that has inserted a row for an unknown id.
+-- row of the bucket. The sub-block undoes a call that is undecided, or that has inserted a row for an unknown id.
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.settle_1(
     p_id uuid, p_final text, p_name text, p_key text, p_cost float8, p_charges boolean, p_own boolean,
     p_capacity float8, p_rate float8, p_steps float8, p_step_us bigint, p_phase_us bigint,
-    p_since_us bigint, p_until_us bigint, p_reset_us bigint, p_windows boolean, p_as_of_us bigint, p_alone boolean,
+    p_since_us bigint, p_until_us bigint, p_reset_us bigint, p_windows boolean, p_as_of_us bigint, p_wait_ms integer,
     OUT done boolean, OUT state text, OUT amount float8, OUT name text, OUT key text, OUT shard integer, OUT plan text)
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -40,15 +42,15 @@ DECLARE
     v_left    float8;
     v_was     record;
 BEGIN
-    IF p_alone THEN
-        PERFORM ratelimit.bound_waits_1('50ms');
+    IF p_wait_ms IS NOT NULL THEN
+        PERFORM ratelimit.bound_waits_1(p_wait_ms::text);
     END IF;
     BEGIN
-        IF p_alone THEN
+        IF p_wait_ms IS NOT NULL THEN
             UPDATE ratelimit.reservations AS r SET state = p_final, expires_us = greatest(r.expires_us, v_now),
                 settled = CASE WHEN p_final = 'settled' THEN coalesce(CASE WHEN p_charges THEN p_cost ELSE least(p_cost, r.cost) END, r.cost) END
             WHERE r.id = p_id AND r.state = 'open' AND r.others IS NULL AND (p_cost IS NULL OR p_own OR p_capacity IS NOT NULL)
-                AND (p_name IS NULL OR r.name = p_name AND r.key = p_key)
+                AND (p_name IS NULL OR r.name = p_name AND r.key = p_key) AND (p_final <> 'expired' OR r.expires_us + 0 < v_now)
             RETURNING r.* INTO v_was;
         ELSE
             INSERT INTO ratelimit.reservations AS r (id, ready_us, expires_us, cost, capacity, rate, steps, step_us, phase_us, lowest,
@@ -130,7 +132,7 @@ BEGIN
             RETURN;
         END IF;
 
-        IF p_alone THEN
+        IF p_wait_ms IS NOT NULL THEN
             SELECT r.state, r.name, r.key, r.shard, r.plan INTO state, name, key, shard, plan FROM ratelimit.reservations AS r WHERE r.id = p_id;
         ELSE
             INSERT INTO ratelimit.reservations AS r (id, ready_us, expires_us, cost, capacity, rate, steps, step_us, phase_us, lowest,
@@ -148,6 +150,11 @@ BEGIN
             done := false;
         WHEN SQLSTATE 'RL003' THEN
             done := true; state := NULL;
+        WHEN lock_not_available THEN
+            IF p_wait_ms IS NULL THEN
+                RAISE;
+            END IF;
+            done := false;
     END;
 END $$;
 -- +goose StatementEnd

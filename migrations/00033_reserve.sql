@@ -83,7 +83,7 @@ BEGIN
     END;
     v_ends := t.since_us > -9223372036854775808 OR t.last_us < 9223372036854775806;
     r := ratelimit.settle_1(p_id, p_final, NULL, NULL, p_used, t.mode IS DISTINCT FROM 'off', v_own, t.capacity, t.rate, t.steps, t.step_us, t.phase_us,
-        CASE WHEN v_ends THEN t.since_us END, CASE WHEN v_ends THEN t.last_us END, nullif(t.reset_us, -9223372036854775808), t.calendar IS NOT NULL, NULL, false);
+        CASE WHEN v_ends THEN t.since_us END, CASE WHEN v_ends THEN t.last_us END, nullif(t.reset_us, -9223372036854775808), t.calendar IS NOT NULL, NULL, NULL);
     IF r.done THEN
         RETURN r.state = 'open';
     END IF;

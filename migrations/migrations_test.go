@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 34
+const latest = 36
 
 func TestUp(t *testing.T) {
 	t.Parallel()

@@ -100,14 +100,16 @@ func expireAll(ctx context.Context, l *Limiter) (int, error) {
 	return ended, err
 }
 
-// expireEach ends each reservation by itself, so that the failure of one does not undo the others.
+// expireEach ends each reservation by itself if it cannot end them together, so that the failure of one does not undo
+// the others.
 func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 	var failed []error
 	ctx = reserved.Sweeping(ctx)
-	err = reserved.EachDue(ctx, &l.session.Unit, l.config.bounded, func(ids []string) (more bool, err error) {
-		more = true
-		for i := 0; more && i < len(ids); i++ {
-			done, err := expire(ctx, l, ids[i])
+	err = reserved.EachDue(ctx, &l.session.Unit, l.config.bounded, func(due []*reserved.Reservation) (more bool) {
+		n, left := expireAtOnce(ctx, l, due)
+		ended, more = ended+n, true
+		for i := 0; more && i < len(left); i++ {
+			done, err := expire(ctx, l, left[i].ID)
 			if done {
 				ended++
 			}
@@ -116,12 +118,49 @@ func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 			}
 			more = ctx.Err() == nil && !isUnavailable(err) // without a server the others would fail, too
 		}
-		return more, nil
+		return more
 	})
 	if err != nil {
 		failed = append(failed, explained(ctx, l, "expire", err))
 	}
 	return ended, errors.Join(failed...)
+}
+
+// expireAtOnce ends due reservations together, as far as the server can decide on them without a wait. It returns how
+// many it has ended, and those that it has left.
+func expireAtOnce(ctx context.Context, l *Limiter, due []*reserved.Reservation) (ended int, left []*reserved.Reservation) {
+	byID, ends := make(map[string]*reserved.Reservation), []*store.Settlement(nil)
+	for _, r := range due {
+		b := &r.Buckets[0]
+		if r.State == reserved.Expired { // it has returned nothing
+			reserving{l}.Ended(ctx, r, make([]float64, len(r.Buckets)))
+			ended++
+			continue
+		}
+		q := cancellationOf(ctx, l, reserved.Place{Key: b.Key, Plan: b.Plan, Several: len(r.Buckets) > 1})
+		if q == nil || !l.session.KeepsInSQL() || !l.session.Settles(q.Terms) {
+			left = append(left, r)
+			continue
+		}
+		q.ID, q.Final, byID[r.ID] = r.ID, reserved.Expired, r
+		ends = append(ends, q)
+	}
+	slices.SortFunc(ends, (*store.Settlement).Compare)
+	for some := range slices.Chunk(ends, store.MostEnds) {
+		bounded, cancel := l.config.bounded(ctx)
+		_ = l.session.Settle(bounded, some...) // what is not done is tried again
+		cancel()
+		for _, q := range some {
+			switch e := &q.Ended; {
+			case !e.Done:
+				left = append(left, byID[q.ID])
+			case e.State == reserved.Open:
+				l.ended(ctx, e)
+				ended++
+			}
+		}
+	}
+	return ended, left
 }
 
 // expire ends one reservation, if it is still due and not locked. It leaves the reservation to the next call if it must
@@ -130,11 +169,7 @@ func expire(ctx context.Context, l *Limiter, id string) (done bool, err error) {
 	err = lockedBy(ctx, l, "expire", id, false,
 		func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
 			done = false
-			due, err := life.LockDue(ctx, id)
-			if err != nil || len(due) == 0 {
-				return nil, err
-			}
-			return due[0], nil
+			return life.LockDue(ctx, id)
 		}, func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
 			done = true
 			return life.Expire(ctx, r)
@@ -152,20 +187,24 @@ func expire(ctx context.Context, l *Limiter, id string) (done bool, err error) {
 // order of every call, because locking one reservation after the other could deadlock.
 func expireTogether(ctx context.Context, l *Limiter) (ended int, err error) {
 	err = retryTx(ctx, l, "expire", false, func(ctx context.Context, tx *Limiter) error {
-		var all []*reserved.Reservation
-		life := lifeIn(tx)
-		err := reserved.EachDue(ctx, &tx.session.Unit, tx.config.bounded, func(ids []string) (more bool, err error) {
-			due, err := life.LockDue(ctx, ids...)
-			all = append(all, due...)
-			return true, err
+		var open []*reserved.Reservation
+		err := reserved.EachDue(ctx, &tx.session.Unit, tx.config.bounded, func(due []*reserved.Reservation) (more bool) {
+			for _, r := range due {
+				if r.State == reserved.Open {
+					open = append(open, r)
+				} else { // it has returned nothing
+					reserving{tx}.Ended(ctx, r, make([]float64, len(r.Buckets)))
+				}
+			}
+			ended += len(due)
+			return true
 		})
 		if err == nil {
-			err = life.Expire(ctx, all...)
+			err = lifeIn(tx).Expire(ctx, open...)
 		}
 		if err != nil {
 			return err
 		}
-		ended = len(all)
 		return forget(ctx, tx)
 	})
 	if err != nil {

@@ -117,20 +117,6 @@ func optionalTime(us *int64) time.Time {
 
 var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// withReservation runs fn on the reservation id. If l is bound to the caller's transaction, the reservation is locked
-// there, after a savepoint. Otherwise fn may run again: see withoutTx.
-func withReservation(ctx context.Context, l *Limiter, verb, id string,
-	fn func(context.Context, *reserved.Life, *reserved.Reservation) error,
-) error {
-	if err := l.readyFor(ctx, verb, id); err != nil {
-		return err
-	}
-	lock := func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
-		return life.Lock(ctx, verb, id)
-	}
-	return lockedBy(ctx, l, verb, id, false, lock, fn)
-}
-
 // readyFor is ready for a call on the reservation id.
 func (l *Limiter) readyFor(ctx context.Context, verb, id string) error {
 	if err := l.ready(ctx, verb); err != nil {
@@ -143,7 +129,9 @@ func (l *Limiter) readyFor(ctx context.Context, verb, id string) error {
 	return nil
 }
 
-// lockedBy runs fn on the reservation that lock reads, unless it is nil. During Expire it limits the wait for rows.
+// lockedBy runs fn on the reservation that lock reads, unless it is nil. If l is bound to the caller's transaction, lock
+// locks it there, after a savepoint. Otherwise both may run again: see withoutTx. During Expire lockedBy limits the wait
+// for rows.
 func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 	lock func(context.Context, *reserved.Life) (*reserved.Reservation, error),
 	fn func(context.Context, *reserved.Life, *reserved.Reservation) error,

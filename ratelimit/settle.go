@@ -180,11 +180,16 @@ func endAtOnce(ctx context.Context, l *Limiter, verb string, keyed bool, q *stor
 	case e.State != reserved.Open:
 		return true, reserved.EndedAs(e.State)
 	}
+	l.ended(ctx, &e)
+	return true, nil
+}
+
+// ended reports the end of a reservation of one bucket.
+func (l *Limiter) ended(ctx context.Context, e *store.Ended) {
 	if e.Amount != 0 {
 		l.reports.invalidate([]bucket.Ask{{Key: e.Key}})
 	}
 	l.reports.tell(ctx, Settlement{Limit: e.Key.Name, Delta: e.Amount, Pending: l.reports.pending()})
-	return true, nil
 }
 
 // endOne asks the server to end a reservation, outside a transaction together with other calls, if its bucket is known.

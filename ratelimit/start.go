@@ -43,26 +43,38 @@ type Turn struct {
 // Without again, Start returns ErrReservationEnded if the reservation was cancelled, and ErrNotReserved if it does not
 // exist. It returns ErrCostExceedsCapacity as Renew does. Do not run the work then.
 func (l *Limiter) Start(ctx context.Context, id string, again ...Request) (Turn, error) {
-	start := func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (time.Duration, bool, error) {
-		return life.Start(ctx, r, len(again) > 0)
-	}
-	if len(again) == 0 {
-		return turnAfter(ctx, l, "start", id, start)
-	}
 	if err := l.readyFor(ctx, "start", id); err != nil {
 		return Turn{}, err
 	}
-	lost, err := recordOf(ctx, l, again)
-	if err != nil {
-		return Turn{}, during("start", err)
+	var lost *reserved.Reservation
+	if len(again) > 0 {
+		var err error
+		if lost, err = recordOf(ctx, l, again); err != nil {
+			return Turn{}, during("start", err)
+		}
 	}
-	lock := func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
-		return life.LockOr(ctx, "start", id, lost)
-	}
-	var turn Turn
 	keyed := slices.ContainsFunc(again, func(r Request) bool { return !r.stored })
-	err = lockedBy(ctx, l, "start", id, keyed, lock, turning(&turn, start))
-	return turn, err
+	paused := pausedUntil(ctx, l, id)
+	return turnBy(ctx, l, "start", id, keyed, func(ctx context.Context, life *reserved.Life) (reserved.Turn, error) {
+		return life.Start(ctx, id, paused, lost)
+	})
+}
+
+// pausedUntil returns the end of the pauses of a reservation's limit. It returns nil if only the reservation's row says
+// which limits it has.
+func pausedUntil(ctx context.Context, l *Limiter, id string) *int64 {
+	if l.config.Policies == nil {
+		return new(int64)
+	}
+	at, known := l.places.Of(id)
+	last := l.policies.last(at.Key.Name)
+	if !known || at.Several || last == nil {
+		return nil
+	}
+	if rule := ruleFor(ctx, l, "start", *last, at.Plan, at.Key.Key); rule != nil {
+		return &rule.pausedUntil
+	}
+	return new(int64)
 }
 
 // recordOf returns the reservation of requests, without an ID and an instant.
@@ -87,39 +99,37 @@ func recordOf(ctx context.Context, l *Limiter, requests []Request) (*reserved.Re
 	return r, nil
 }
 
-// turnAfter returns the turn of a reservation after change. change returns the time until the work may run, and whether
-// it was started before.
-func turnAfter(ctx context.Context, l *Limiter, verb, id string,
-	change func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (wait time.Duration, restarted bool,
-		err error),
+// turnBy returns the turn of a reservation that change returns.
+func turnBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
+	change func(ctx context.Context, life *reserved.Life) (reserved.Turn, error),
 ) (turn Turn, err error) {
-	err = withReservation(ctx, l, verb, id, turning(&turn, change))
+	var t reserved.Turn
+	err = lockedBy(ctx, l, verb, id, keyed,
+		func(ctx context.Context, life *reserved.Life) (_ *reserved.Reservation, err error) {
+			t, err = change(ctx, life)
+			return t.Reservation, err
+		},
+		func(context.Context, *reserved.Life, *reserved.Reservation) error {
+			turn = Turn{
+				ID: t.ID, State: ReservationState(t.State), Wait: t.Wait,
+				ReadyAt: time.UnixMicro(t.ReadyUs), StaleAt: optionalTime(t.StaleUs), Restarted: t.Restarted,
+			}
+			return nil
+		})
 	return turn, err
-}
-
-// turning returns a function that makes a change of a locked reservation, saves it, and sets turn.
-func turning(turn *Turn,
-	change func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (wait time.Duration, restarted bool,
-		err error),
-) func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
-	return func(ctx context.Context, life *reserved.Life, r *reserved.Reservation) error {
-		wait, restarted, err := change(life, ctx, r)
-		if err != nil {
-			return err
-		}
-		*turn = Turn{
-			ID: r.ID, State: ReservationState(r.State), Wait: wait,
-			ReadyAt: time.UnixMicro(r.ReadyUs), StaleAt: optionalTime(r.StaleUs), Restarted: restarted,
-		}
-		return life.Save(ctx, r)
-	}
 }
 
 // Started reports whether the work of a reservation was started. It returns ErrNotReserved if the reservation does not
 // exist.
 func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
+	if err := l.readyFor(ctx, "started", id); err != nil {
+		return false, err
+	}
 	started := false
-	err := withReservation(ctx, l, "started", id,
+	err := lockedBy(ctx, l, "started", id, false,
+		func(ctx context.Context, life *reserved.Life) (*reserved.Reservation, error) {
+			return life.Lock(ctx, "started", id)
+		},
 		func(_ context.Context, _ *reserved.Life, r *reserved.Reservation) error {
 			started = r.StartedUs != nil
 			return nil
@@ -137,9 +147,10 @@ func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 // give the cost. If the keys of one name have different policies in the code, Renew can use the policy of another key.
 // Then call Settle and Reserve instead, or give each policy a name.
 func (l *Limiter) Renew(ctx context.Context, id string) (Turn, error) {
-	return turnAfter(ctx, l, "renew", id,
-		func(life *reserved.Life, ctx context.Context, r *reserved.Reservation) (time.Duration, bool, error) {
-			wait, err := life.Renew(ctx, r)
-			return wait, false, err
-		})
+	if err := l.readyFor(ctx, "renew", id); err != nil {
+		return Turn{}, err
+	}
+	return turnBy(ctx, l, "renew", id, false, func(ctx context.Context, life *reserved.Life) (reserved.Turn, error) {
+		return life.Renew(ctx, id)
+	})
 }

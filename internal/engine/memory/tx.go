@@ -244,7 +244,7 @@ func (tx *Tx) LockReservation(ctx context.Context, u *store.Unit, id string,
 	return r, nil
 }
 
-// Due returns reservations that are to end, as far as the transaction sees them.
+// Due returns reservations that are to end, as far as the transaction sees them. It ends none.
 func (tx *Tx) Due(_ context.Context, u *store.Unit, after int64, last string,
 	most int,
 ) (due []*reserved.Reservation, err error) {
@@ -256,36 +256,49 @@ func (tx *Tx) Due(_ context.Context, u *store.Unit, after int64, last string,
 	}
 	all := maps.Clone(tx.reservations)
 	maps.Copy(all, tx.writes.reservations)
-	for _, r := range all {
-		if r != nil && r.IsDue(now) && (r.ExpiresUs > after || r.ExpiresUs == after && r.ID > last) {
-			due = append(due, r)
-		}
-	}
-	slices.SortFunc(due, reserved.ByEnd)
-	return due[:min(len(due), most)], nil
-}
-
-// LockDue locks and returns the due reservations that no other transaction has locked.
-func (tx *Tx) LockDue(_ context.Context, u *store.Unit, ids []string) (due []*reserved.Reservation, err error) {
-	now := u.Instant()
-	err = tx.enter()
-	defer tx.leave()
-	if err != nil {
-		return nil, err
-	}
-	for _, id := range ids {
-		l := tx.locks[id]
-		if r := tx.reservation(id); r != nil && r.IsDue(now) && (l == nil || l.holder == tx) {
-			if l == nil {
-				tx.locks[id] = &lock{holder: tx}
-				tx.held = append(tx.held, id)
-			}
+	for id, r := range all {
+		if r != nil && r.IsDue(now) && (r.ExpiresUs > after || r.ExpiresUs == after && r.ID > last) &&
+			(tx.alone || tx.isFree(id)) {
 			r = copyOf(r)
 			r.NowUs = now
 			due = append(due, r)
 		}
 	}
 	slices.SortFunc(due, reserved.ByEnd)
+	due = due[:min(len(due), most)]
+	for i := range due {
+		tx.lockFree(due[i].ID)
+	}
+	return due, nil
+}
+
+// isFree reports whether no other transaction has locked a reservation. db.mu is held.
+func (tx *Tx) isFree(id string) bool {
+	l := tx.locks[id]
+	return l == nil || l.holder == tx
+}
+
+// lockFree locks a reservation that is free, in a transaction. db.mu is held.
+func (tx *Tx) lockFree(id string) {
+	if !tx.alone && tx.locks[id] == nil {
+		tx.locks[id] = &lock{holder: tx}
+		tx.held = append(tx.held, id)
+	}
+}
+
+// LockDue locks and returns a reservation, if it is due and no other transaction has locked it.
+func (tx *Tx) LockDue(_ context.Context, u *store.Unit, id string) (due *reserved.Reservation, err error) {
+	now := u.Instant()
+	err = tx.enter()
+	defer tx.leave()
+	if err != nil {
+		return nil, err
+	}
+	if r := tx.reservation(id); r != nil && r.IsDue(now) && tx.isFree(id) {
+		tx.lockFree(id)
+		due = copyOf(r)
+		due.NowUs = now
+	}
 	return due, nil
 }
 

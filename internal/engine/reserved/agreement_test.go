@@ -61,7 +61,8 @@ type book struct {
 	overEra bool
 	shelves []*shelf
 	now     int64
-	ids     []string
+	ids     []string // of open reservations
+	ended   []string
 
 	refused, single, byStatement int // calls; single are those for one bucket
 }
@@ -177,6 +178,8 @@ func (h *book) step(t *testing.T) {
 		h.reserve(t)
 	case h.src.Pick(3) == 0:
 		h.renew(t)
+	case h.src.Pick(4) == 0:
+		h.start(t)
 	default:
 		h.end(t)
 	}
@@ -217,7 +220,7 @@ func (h *book) end(t *testing.T) {
 	t.Helper()
 	i := h.src.Pick(len(h.ids))
 	id := h.ids[i]
-	h.ids = slices.Delete(h.ids, i, i+1)
+	h.ids, h.ended = slices.Delete(h.ids, i, i+1), append(h.ended, id)
 	want := h.reservation(t, id)
 	if len(want.Buckets) == 1 && h.src.Pick(4) > 0 {
 		h.settle(t, want)
@@ -344,7 +347,7 @@ func (h *book) renew(t *testing.T) {
 			return
 		}
 	}
-	starts := want.StaleUs != nil && want.StartedUs == nil && h.now >= *want.StaleUs
+	starts := h.isStale(want)
 	p := h.page(t, asks)
 	answers := p.Take(asks, nil)
 	if allowed := bucket.AllAllowed(answers); allowed {
@@ -357,19 +360,50 @@ func (h *book) renew(t *testing.T) {
 	}
 	h.in(t, func(s *store.Session) error {
 		life := h.life(s)
-		r, err := life.Lock(t.Context(), "renew", want.ID)
-		require.NoError(t, err)
+		var turn Turn
+		var err error
 		if starts {
-			_, _, err = life.Start(t.Context(), r, false)
+			turn, err = life.Start(t.Context(), want.ID, h.paused(0), nil)
 		} else {
-			_, err = life.Renew(t.Context(), r)
+			turn, err = life.Renew(t.Context(), want.ID)
 		}
-		if err == nil {
-			err = life.Save(t.Context(), r)
-		}
+		require.Equal(t, want.ReadyUs, turn.ReadyUs)
 		return err
 	})
 	h.requireRows(t, p, "renew")
+	h.requireStored(t, want)
+}
+
+// isStale reports whether a reservation has lost its turn.
+func (h *book) isStale(r *Reservation) bool {
+	return (r.State == Open || r.State == Expired) && r.StaleUs != nil && r.StartedUs == nil && h.now >= *r.StaleUs
+}
+
+// paused returns the end of a pause as Start takes it: an unknown one is looked up, and there is none.
+func (h *book) paused(until int64) *int64 {
+	if until == 0 && h.src.Pick(2) == 0 {
+		return nil
+	}
+	return &until
+}
+
+// start starts a reservation that keeps its turn, open or not.
+func (h *book) start(t *testing.T) {
+	t.Helper()
+	want := h.reservation(t, buckettest.One(h.src, slices.Concat(h.ids, h.ended)...))
+	if want.NowUs = h.now; h.isStale(want) || want.State == Expired && want.Release {
+		return
+	}
+	want.PausedUntil = buckettest.One(h.src, 0, h.now-1, h.now, h.now+1e6)
+	turn, err := h.life(nil).turnOf(t.Context(), want, false)
+	h.in(t, func(s *store.Session) error {
+		got, gotErr := h.life(s).Start(t.Context(), want.ID, h.paused(want.PausedUntil), nil)
+		if require.Equal(t, err, gotErr); err == nil {
+			require.Equal(t, [3]any{turn.Wait, turn.Restarted, turn.StartedUs}, [3]any{got.Wait, got.Restarted, got.StartedUs})
+		}
+		return nil
+	})
+	want.PausedUntil = 0
 	h.requireStored(t, want)
 }
 

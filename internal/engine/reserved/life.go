@@ -8,9 +8,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
@@ -51,9 +48,9 @@ func (l *Life) Lock(ctx context.Context, verb, id string) (*Reservation, error) 
 	return r, err
 }
 
-// LockOr is Lock of a reservation that may be gone. Then it returns lost under the ID, as a reservation that was
+// lockOr is Lock of a reservation that may be gone. Then it returns lost under the ID, as a reservation that was
 // cancelled now. The caller saves it.
-func (l *Life) LockOr(ctx context.Context, verb, id string, lost *Reservation) (*Reservation, error) {
+func (l *Life) lockOr(ctx context.Context, id string, lost *Reservation) (*Reservation, error) {
 	r, err := In(&l.Session.Unit).LockReservation(ctx, &l.Session.Unit, id, true)
 	if err != nil {
 		return nil, err
@@ -67,51 +64,21 @@ func (l *Life) LockOr(ctx context.Context, verb, id string, lost *Reservation) (
 			r.StaleUs = &stale
 		}
 	}
-	l.Owner.Resolve(ctx, verb, r)
+	l.Owner.Resolve(ctx, "start", r)
 	return r, nil
 }
 
-// LockDue locks the due reservations that no other transaction has locked.
-func (l *Life) LockDue(ctx context.Context, ids ...string) ([]*Reservation, error) {
-	due, err := In(&l.Session.Unit).LockDue(ctx, &l.Session.Unit, ids)
-	for _, r := range due {
-		l.Owner.Resolve(ctx, "expire", r)
-	}
-	return due, err
+// LockDue locks a reservation that is due. It returns nil if it isn't, or another transaction has locked it.
+func (l *Life) LockDue(ctx context.Context, id string) (*Reservation, error) {
+	return In(&l.Session.Unit).LockDue(ctx, &l.Session.Unit, id)
 }
 
-// Save writes a reservation that was locked. Outside a transaction, only the start of its work may have changed, and
-// Save returns store.ErrChanged if the reservation is not as it was read.
+// Save writes a reservation that was locked, unless it is as it was read.
 func (l *Life) Save(ctx context.Context, r *Reservation) error {
-	switch {
-	case r.isAsRead():
+	if r.isAsRead() {
 		return nil
-	case l.Session.IsOnPool() && l.Session.KeepsInSQL():
-		return l.keepStart(ctx, r)
 	}
 	return In(&l.Session.Unit).SaveReservation(ctx, &l.Session.Unit, r)
-}
-
-// keepStart saves the start of the work of a reservation, and until when that is kept.
-func (l *Life) keepStart(ctx context.Context, r *Reservation) error {
-	return l.Session.Once(ctx, func(ctx context.Context, conn store.Conn) error {
-		k, batch := r.known, &pgx.Batch{}
-		l.Session.Engine().QueueBound(batch, &l.Session.Unit, store.OnceWait)
-		batch.Queue(l.Session.Statement(files, "reservation_keep"), r.ID, k.State, k.ReadyUs, k.StartedUs, k.ExpiresUs,
-			r.StartedUs, r.ExpiresUs)
-		var tag pgconn.CommandTag
-		err := store.SendOn(ctx, conn, batch, func(results pgx.BatchResults) error {
-			_, err := results.Exec()
-			if err == nil {
-				tag, err = results.Exec()
-			}
-			return err
-		})
-		if err == nil && tag.RowsAffected() == 0 {
-			err = store.ErrChanged
-		}
-		return err
-	})
 }
 
 // End moves an open reservation to a final state, and charges the amounts to its buckets. It does not change a
@@ -134,8 +101,11 @@ func (l *Life) End(ctx context.Context, r *Reservation, final string,
 	return l.finish(ctx, final, func(*Reservation) []float64 { return due }, r)
 }
 
-// Expire ends reservations that LockDue has locked.
+// Expire ends reservations that Due or LockDue has locked.
 func (l *Life) Expire(ctx context.Context, due ...*Reservation) error {
+	for _, r := range due {
+		l.Owner.Resolve(ctx, "expire", r)
+	}
 	return l.finish(ctx, Expired, (*Reservation).Released, due...)
 }
 
@@ -183,29 +153,85 @@ func (l *Life) finish(ctx context.Context, final string, amounts func(*Reservati
 	return err
 }
 
-// Start starts the work of a reservation if it may run, or returns how long that takes. restarted reports whether it
-// was started before. again is whether a cancelled reservation is taken again. The caller saves the reservation.
-func (l *Life) Start(ctx context.Context, r *Reservation, again bool) (wait time.Duration, restarted bool, err error) {
+// Turn is when the work of a reservation may run.
+type Turn struct {
+	*Reservation
+	Wait      time.Duration // until then
+	Restarted bool          // whether it was started before
+}
+
+// Start starts the work of a reservation if it may run, or returns how long that takes. paused is the end of the pauses
+// of its limits; nil: its row says which they are. lost is taken again under the ID if the reservation was cancelled, or
+// is gone; nil: nothing is.
+func (l *Life) Start(ctx context.Context, id string, paused *int64, lost *Reservation) (t Turn, err error) {
+	if l.Session.IsInMemory() {
+		return l.startLocked(ctx, id, lost)
+	}
+	for {
+		var done bool
+		t, done, err = l.start(ctx, id, paused, lost != nil)
+		switch {
+		case lost != nil && errors.Is(err, ErrNotReserved) && l.Session.IsOnPool():
+			return t, store.ErrNeedsTx
+		case lost != nil && errors.Is(err, ErrNotReserved):
+			return l.startLocked(ctx, id, lost)
+		case err == nil && done && t.State == Cancelled && lost == nil:
+			return t, EndedAs(t.State)
+		case err != nil || done:
+			return t, err
+		}
+		l.Owner.Resolve(ctx, "start", t.Reservation)
+		if paused != nil {
+			if t, err = l.renew(ctx, t.Reservation, true); err == nil {
+				err = l.Save(ctx, t.Reservation)
+			}
+			return t, err
+		}
+		paused = &t.PausedUntil
+	}
+}
+
+// startLocked is Start of a reservation that it locks.
+func (l *Life) startLocked(ctx context.Context, id string, lost *Reservation) (t Turn, err error) {
+	var r *Reservation
+	if lost == nil {
+		r, err = l.Lock(ctx, "start", id)
+	} else {
+		r, err = l.lockOr(ctx, id, lost)
+	}
+	if err == nil {
+		t, err = l.turnOf(ctx, r, lost != nil)
+	}
+	if err == nil {
+		err = l.Save(ctx, r)
+	}
+	return t, err
+}
+
+// turnOf is startLocked for a reservation that is locked, and not saved. again is whether a cancelled reservation is
+// taken again. It mirrors start_1.
+func (l *Life) turnOf(ctx context.Context, r *Reservation, again bool) (Turn, error) {
 	switch {
 	case r.State == Cancelled && !again:
-		return 0, false, EndedAs(r.State)
+		return Turn{}, EndedAs(r.State)
 	case r.PausedUntil > r.NowUs: // it keeps its slot, unless that is stale by then
 		l.keep(r, r.PausedUntil)
-		return r.until(r.PausedUntil), r.StartedUs != nil, nil
+		return Turn{r, r.until(r.PausedUntil), r.StartedUs != nil}, nil
 	case r.State == Cancelled, r.State == Expired && r.Release: // its tokens were returned, also if it was started
 		return l.renew(ctx, r, true)
 	case r.StartedUs != nil: // it is alive: it must not be forgotten before its next attempt
 		l.keep(r, r.NowUs)
-		return 0, true, nil
+		return Turn{r, 0, true}, nil
 	case r.State == Settled: // early; it keeps its slot
-		return r.until(r.ReadyUs), false, nil
+		return Turn{r, r.until(r.ReadyUs), false}, nil
 	case r.StaleUs != nil && r.NowUs >= *r.StaleUs:
 		return l.renew(ctx, r, true)
 	}
-	if wait = r.until(r.ReadyUs); wait == 0 {
+	wait := r.until(r.ReadyUs)
+	if wait == 0 {
 		r.StartedUs = new(r.NowUs)
 	}
-	return wait, false, nil
+	return Turn{r, wait, false}, nil
 }
 
 // keep keeps a reservation for ExpireAfter from an instant, at least.
@@ -219,21 +245,27 @@ func (r *Reservation) until(us int64) time.Duration {
 }
 
 // Renew takes again what the reservation took, and moves it to its new slot. It returns the wait for that, or the wait
-// until it can be tried again, without a change. The caller saves the reservation.
-func (l *Life) Renew(ctx context.Context, r *Reservation) (wait time.Duration, err error) {
-	wait, _, err = l.renew(ctx, r, false)
-	return wait, err
+// until it can be tried again, without a change.
+func (l *Life) Renew(ctx context.Context, id string) (t Turn, err error) {
+	r, err := l.Lock(ctx, "renew", id)
+	if err == nil {
+		t, err = l.renew(ctx, r, false)
+	}
+	if err == nil {
+		err = l.Save(ctx, r)
+	}
+	return t, err
 }
 
-// renew is Renew for work that starts, if it may and starts is true. restarted is false.
-func (l *Life) renew(ctx context.Context, r *Reservation, starts bool) (wait time.Duration, restarted bool, err error) {
+// renew is Renew for work that starts, if it may and starts is true, of a reservation that the caller saves.
+func (l *Life) renew(ctx context.Context, r *Reservation, starts bool) (t Turn, err error) {
 	asks := r.Asks()
 	for i := range asks {
 		a := &asks[i]
 		if bucket.Holds(&a.Terms) { // by now; of slots nothing was reserved
 			a.Cost, a.Lowest, a.MayOwe = 0, -math.MaxFloat64, false
 		} else if !(a.Terms.Capacity-a.Cost >= a.Lowest) {
-			return 0, false, fmt.Errorf("%w: the reservation cost %v of %q, which by now can never give more than %v at once",
+			return t, fmt.Errorf("%w: the reservation cost %v of %q, which by now can never give more than %v at once",
 				l.ErrTooMuch, a.Cost, a.Key.Name, a.Terms.Capacity-a.Lowest)
 		}
 	}
@@ -250,13 +282,13 @@ func (l *Life) renew(ctx context.Context, r *Reservation, starts bool) (wait tim
 		answers = c.Answers
 	}
 	if err != nil {
-		return 0, false, err
+		return t, err
 	}
-	if !bucket.AllAllowed(answers) {
+	if t.Reservation = r; !bucket.AllAllowed(answers) {
 		for i := range asks {
-			wait = max(wait, asks[i].Tell(&answers[i], asks[i].Lowest, &bucket.Content{}).RetryAfter)
+			t.Wait = max(t.Wait, asks[i].Tell(&answers[i], asks[i].Lowest, &bucket.Content{}).RetryAfter)
 		}
-		return wait, false, nil
+		return t, nil
 	}
 	l.Owner.Changed(asks)
 	for i := range asks {
@@ -270,7 +302,8 @@ func (l *Life) renew(ctx context.Context, r *Reservation, starts bool) (wait tim
 	if inSQL { // it's written
 		r.setKnown()
 	}
-	return time.Duration(r.ReadyUs-now) * time.Microsecond, false, nil
+	t.Wait = time.Duration(r.ReadyUs-now) * time.Microsecond
+	return t, nil
 }
 
 // row returns what ReserveAgain keeps.

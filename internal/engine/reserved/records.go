@@ -5,8 +5,8 @@ import (
 	"context"
 	"embed"
 	"errors"
-	"slices"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -28,11 +28,11 @@ type Records interface {
 	LockReservation(ctx context.Context, u *store.Unit, id string, vacant bool) (*Reservation, error)
 	// SaveReservation writes the fields that can change of a locked reservation.
 	SaveReservation(ctx context.Context, u *store.Unit, r *Reservation) error
-	// Due returns up to most reservations that are open and have ended, and that come after the one named, by their ends.
+	// Due returns up to most reservations that are open and have ended, and that come after the one named, by their ends. In
+	// a transaction it locks them, and leaves out those that another one has locked. It may end those that return nothing.
 	Due(ctx context.Context, u *store.Unit, after int64, last string, most int) ([]*Reservation, error)
-	// LockDue locks the open reservations that have ended and that no other transaction has locked. It returns them in the
-	// order of their ends.
-	LockDue(ctx context.Context, u *store.Unit, ids []string) ([]*Reservation, error)
+	// LockDue locks a reservation that is open and has ended, unless another transaction has locked it: then it returns nil.
+	LockDue(ctx context.Context, u *store.Unit, id string) (*Reservation, error)
 	// ForgetEnded deletes some of the reservations that are not open and ended before KeepEnded, and reports whether there
 	// may be more.
 	ForgetEnded(ctx context.Context, u *store.Unit) (more bool, err error)
@@ -59,16 +59,14 @@ func (r *Reservation) Queue(u *store.Unit, batch *pgx.Batch) {
 // store.ErrChanged.
 func (Tables) LockReservation(ctx context.Context, u *store.Unit, id string, vacant bool) (*Reservation, error) {
 	if u.IsOnPool() {
-		read, err := readAll(ctx, u, "reservation_read", id)
+		r, err := read(ctx, u, "reservation_read", id)
 		switch {
-		case err != nil:
-			return nil, err
-		case len(read) == 0 && vacant:
+		case err == nil && r == nil && vacant:
 			return nil, store.ErrNeedsTx
-		case len(read) == 0:
+		case err == nil && r == nil:
 			return nil, ErrNotReserved
 		}
-		return read[0], nil
+		return r, err
 	}
 	batch := &pgx.Batch{}
 	store.QueueSavepoint(batch)
@@ -99,14 +97,14 @@ func (Tables) SaveReservation(ctx context.Context, u *store.Unit, r *Reservation
 	return u.Conn().SendBatch(ctx, batch).Close()
 }
 
-// Due reads them by reservations_expired.sql.
+// Due has expire_1 find them.
 func (Tables) Due(ctx context.Context, u *store.Unit, after int64, last string,
 	most int,
 ) (due []*Reservation, err error) {
 	batch, filtered := &pgx.Batch{}, false
 	u.QueueFiltered(batch)
-	batch.Queue(u.Statement(files, "reservations_expired"), int32(most), u.AsOf(), after, last)
-	err = u.Send(ctx, batch, func(results pgx.BatchResults) error {
+	batch.Queue(u.Function("expire_1", 5, "id::text, "+columnsOf("")), int32(most), after, last, !u.IsRouted(), u.AsOf())
+	now, err := u.Ask(ctx, batch, func(results pgx.BatchResults) error {
 		if filtered, err = store.ReceiveFiltered(results); err != nil {
 			return err
 		}
@@ -116,50 +114,74 @@ func (Tables) Due(ctx context.Context, u *store.Unit, after int64, last string,
 		}
 		due, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (*Reservation, error) {
 			var r Reservation
-			return &r, row.Scan(&r.ID, &r.ExpiresUs)
+			return &r, r.scan(row, &r.ID)
 		})
 		return err
 	})
+	for _, r := range due {
+		r.NowUs = now
+	}
 	if err == nil && filtered {
 		err = u.CheckHidden(ctx)
 	}
 	return due, err
 }
 
-// LockDue locks and reads each of them by a statement, in one message. Outside a transaction it only reads them.
-func (Tables) LockDue(ctx context.Context, u *store.Unit, ids []string) (locked []*Reservation, err error) {
+// start has start_1 start the work of a reservation. done is false if it left that to the caller.
+func (l *Life) start(ctx context.Context, id string, paused *int64, again bool) (t Turn, done bool, err error) {
+	u := &l.Session.Unit
+	err = l.Session.Once(ctx, func(ctx context.Context, conn store.Conn) error {
+		rows, err := conn.Query(ctx, u.Function("start_1", 6, "done, wait_us, restarted, now_us, "+columnsOf("(r).")),
+			id, paused, again, l.ExpireAfter.Microseconds(), u.AsOf(), u.IsOnPool())
+		if err != nil {
+			return err
+		}
+		var wait int64
+		t.Reservation = &Reservation{ID: id}
+		_, err = pgx.CollectExactlyOneRow(rows, func(row pgx.CollectableRow) (struct{}, error) {
+			return struct{}{}, t.scan(row, &done, &wait, &t.Restarted, &t.NowUs)
+		})
+		t.Wait = time.Duration(wait) * time.Microsecond
+		if errors.Is(err, pgx.ErrNoRows) { // which is an answer
+			t.Reservation, err = nil, nil
+		}
+		return err
+	})
+	if err == nil && t.Reservation == nil {
+		err = ErrNotReserved
+	}
+	return t, done, err
+}
+
+// LockDue locks and reads it by a statement. Outside a transaction it only reads it.
+func (Tables) LockDue(ctx context.Context, u *store.Unit, id string) (*Reservation, error) {
 	statement := "reservation_free"
 	if u.IsOnPool() {
 		statement = "reservation_read"
 	}
-	locked, err = readAll(ctx, u, statement, ids...)
-	locked = slices.DeleteFunc(locked, func(r *Reservation) bool { return !r.IsDue(r.NowUs) })
-	slices.SortFunc(locked, ByEnd)
-	return locked, err
+	r, err := read(ctx, u, statement, id)
+	if err != nil || r == nil || !r.IsDue(r.NowUs) {
+		return nil, err
+	}
+	return r, nil
 }
 
-// readAll reads those of the reservations that there are, each by a statement, in one message, and then the time.
-func readAll(ctx context.Context, u *store.Unit, statement string, ids ...string) (read []*Reservation, err error) {
-	batch := &pgx.Batch{}
-	for _, id := range ids {
-		batch.Queue(u.Statement(files, statement), id)
-	}
+// read reads a reservation by a statement, and then the time. It returns nil if there is none.
+func read(ctx context.Context, u *store.Unit, statement, id string) (*Reservation, error) {
+	batch, r := &pgx.Batch{}, &Reservation{ID: id}
+	batch.Queue(u.Statement(files, statement), id)
+	found := true
 	now, err := u.Ask(ctx, batch, func(results pgx.BatchResults) error {
-		for _, id := range ids {
-			r := &Reservation{ID: id}
-			switch err := r.scan(results.QueryRow()); {
-			case err == nil:
-				read = append(read, r)
-			case !errors.Is(err, pgx.ErrNoRows):
-				return err
-			}
+		err := r.scan(results.QueryRow())
+		if found = !errors.Is(err, pgx.ErrNoRows); !found {
+			return nil
 		}
-		return nil
+		return err
 	})
-	for _, r := range read {
-		r.NowUs = now
+	if r.NowUs = now; err != nil || !found {
+		return nil, err
 	}
-	return read, err
+	return r, nil
 }
 
 // IsDue reports whether the reservation is to end by itself.

@@ -2,6 +2,7 @@ package reserved
 
 import (
 	"encoding/json"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 
@@ -63,13 +64,19 @@ func orNull(s string) *string {
 	return &s
 }
 
-// scan reads a row of reservation_lock.sql or reservation_free.sql.
-func (r *Reservation) scan(row pgx.Row) error {
+// columnsOf returns the columns of a row that scan reads.
+func columnsOf(prefix string) string {
+	return prefix + strings.ReplaceAll("state,ready_us,stale_us,started_us,expires_us,release,name,key,shard,plan,"+
+		"calendar,cost,capacity,rate,steps,step_us,phase_us,lowest,paid_us,owed,settled,others", ",", ","+prefix) + "::text"
+}
+
+// scan reads a row with these columns, behind others.
+func (r *Reservation) scan(row pgx.Row, before ...any) error {
 	var b Reserved
 	var plan, calendar, others *string
-	err := row.Scan(&r.State, &r.ReadyUs, &r.StaleUs, &r.StartedUs, &r.ExpiresUs, &r.Release,
+	err := row.Scan(append(before, &r.State, &r.ReadyUs, &r.StaleUs, &r.StartedUs, &r.ExpiresUs, &r.Release,
 		&b.Name, &b.Key.Key, &b.Shard, &plan, &calendar, &b.Cost,
-		&b.Capacity, &b.Rate, &b.Steps, &b.StepUs, &b.PhaseUs, &b.Lowest, &b.PaidUs, &b.Owed, &b.Settled, &others)
+		&b.Capacity, &b.Rate, &b.Steps, &b.StepUs, &b.PhaseUs, &b.Lowest, &b.PaidUs, &b.Owed, &b.Settled, &others)...)
 	if r.Buckets = nil; err != nil || b.Name == "" {
 		return err
 	}

@@ -22,10 +22,10 @@ const (
 	expireWait = time.Second
 )
 
-// EachDue passes the IDs of the due reservations to each, in portions, every ID once. It ends when none is left or each
-// returns false. bounded bounds the time of one search.
+// EachDue passes the due reservations to each, in portions, every one once: in a transaction locked, and some already
+// Expired. It ends when none is left or each returns false. bounded bounds the time of one search.
 func EachDue(ctx context.Context, u *store.Unit, bounded func(context.Context) (context.Context, context.CancelFunc),
-	each func(ids []string) (more bool, err error),
+	each func(due []*Reservation) (more bool),
 ) error {
 	last := &Reservation{ID: firstID, ExpiresUs: math.MinInt64}
 	for {
@@ -35,12 +35,9 @@ func EachDue(ctx context.Context, u *store.Unit, bounded func(context.Context) (
 		if err != nil || len(due) == 0 {
 			return err
 		}
-		ids := make([]string, len(due))
-		for i, r := range due {
-			ids[i], last = r.ID, r
-		}
-		if more, err := each(ids); err != nil || !more || len(due) < expirePage {
-			return err
+		last = &Reservation{ID: due[len(due)-1].ID, ExpiresUs: due[len(due)-1].ExpiresUs}
+		if !each(due) || len(due) < expirePage {
+			return nil
 		}
 	}
 }

@@ -101,6 +101,17 @@ func (s *Store) Statement(files embed.FS, name string) string {
 	return text
 }
 
+// Function returns the statement that calls a function of the schema with so many parameters, and selects columns of
+// its result.
+func (s *Store) Function(name string, parameters int, columns string) string {
+	known, found := s.others.Load(name)
+	if !found {
+		known, _ = s.others.LoadOrStore(name, callOf(s.schema, name, parameters, columns))
+	}
+	text, _ := known.(string)
+	return text
+}
+
 func inSchema(schema, statement string) string {
 	for _, table := range []string{"buckets", "leases", "reservations", "fingerprint"} {
 		name := pgx.Identifier{schema, table}.Sanitize()
@@ -150,8 +161,7 @@ func newStatements(schema string) (s statements) {
 	return s
 }
 
-// callOf returns the statement that calls a function of the schema with so many parameters, and selects columns of its
-// result.
+// callOf is Store.Function for a schema.
 func callOf(schema, function string, parameters int, columns string) string {
 	call := []byte("SELECT " + columns + " FROM " + pgx.Identifier{schema, function}.Sanitize() + "(")
 	for n := 1; n <= parameters; n++ {

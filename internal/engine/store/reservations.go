@@ -336,6 +336,11 @@ type Settlement struct {
 	Ended Ended // the answer
 }
 
+// Compare returns the order in which settlements of known buckets lock their rows.
+func (q *Settlement) Compare(other *Settlement) int {
+	return cmp.Or(q.Bucket.Compare(*other.Bucket), cmp.Compare(q.ID, other.ID))
+}
+
 // Ended is the answer to a Settlement.
 type Ended struct {
 	Done   bool    // whether it's decided; if not, nothing has changed
@@ -351,19 +356,27 @@ func (s *Session) Settles(t *bucket.Terms) bool {
 	return s.memory == nil && isFit
 }
 
-// Settle ends a reservation by settle_1. Outside a transaction it doesn't wait for other transactions for long: then
-// the call is not done.
-func (s *Session) Settle(ctx context.Context, q *Settlement) error {
-	err := s.once(ctx, nil, func(ctx context.Context, conn Conn) error { return s.settleOn(ctx, conn, q) })
-	if s.mode == alone && IsInTheWay(err) {
-		q.Ended, err = Ended{}, nil
-	}
-	return s.OrSpoil(ctx, err)
+// Settle ends reservations by settle_1. Outside a transaction it doesn't wait for other transactions for long: then a
+// call is not done.
+func (s *Session) Settle(ctx context.Context, of ...*Settlement) error {
+	return s.OrSpoil(ctx, s.settle(ctx, nil, &of))
 }
 
-// mostEnds bounds the calls of a transaction that ends reservations. settle_1 has a subtransaction, and a server finds
+// settle is Settle for the settlements that claim leaves in of.
+func (s *Session) settle(ctx context.Context, claim func() bool, of *[]*Settlement) error {
+	err := s.once(ctx, claim, func(ctx context.Context, conn Conn) error { return s.settleOn(ctx, conn, *of...) })
+	if s.mode == alone && (IsInTheWay(err) || len(*of) > 1 && isOfOne(err)) {
+		for _, q := range *of {
+			q.Ended = Ended{}
+		}
+		err = nil
+	}
+	return err
+}
+
+// MostEnds bounds the calls of a transaction that ends reservations. settle_1 has a subtransaction, and a server finds
 // up to 64 of a transaction quickly.
-const mostEnds = 50
+const MostEnds = 50
 
 // settleFirst answers the calls that end reservations, and returns the others.
 func (s *Session) settleFirst(ctx context.Context, calls []*Call) (others []*Call) {
@@ -379,17 +392,14 @@ func (s *Session) settleFirst(ctx context.Context, calls []*Call) (others []*Cal
 			others = append(others, c)
 		}
 	}
-	slices.SortFunc(ends, func(a, b *Call) int {
-		return cmp.Or(a.Asks[0].Key.Compare(b.Asks[0].Key), cmp.Compare(a.Settlement.ID, b.Settlement.ID))
-	})
-	for part := range slices.Chunk(ends, mostEnds) {
+	slices.SortFunc(ends, func(a, b *Call) int { return a.Settlement.Compare(b.Settlement) })
+	for part := range slices.Chunk(ends, MostEnds) {
 		s.settleAll(ctx, part)
 	}
 	return others
 }
 
-// settleAll ends reservations in one transaction and one round trip. If another transaction is in the way of one of
-// them, none is done.
+// settleAll ends reservations in one transaction and one round trip.
 func (s *Session) settleAll(ctx context.Context, calls []*Call) {
 	var of []*Settlement
 	claim := func() bool {
@@ -401,13 +411,7 @@ func (s *Session) settleAll(ctx context.Context, calls []*Call) {
 		return len(of) > 0
 	}
 	began := time.Now()
-	err := s.once(ctx, claim, func(ctx context.Context, conn Conn) error { return s.settleOn(ctx, conn, of...) })
-	if IsInTheWay(err) || len(of) > 1 && isOfOne(err) {
-		for _, q := range of {
-			q.Ended = Ended{}
-		}
-		err = nil
-	}
+	err := s.settle(ctx, claim, &of)
 	if len(of) > 1 && err == nil {
 		s.owner.Batched(ctx, len(of), time.Since(began))
 	}
@@ -419,9 +423,13 @@ func (s *Session) settleAll(ctx context.Context, calls []*Call) {
 // settleOn sends settle_1 to a connection for each settlement.
 func (u *Unit) settleOn(ctx context.Context, conn Conn, of ...*Settlement) error {
 	batch := &pgx.Batch{}
+	var wait *int32
+	if u.mode == alone {
+		wait = new(int32(settleWait(of).Milliseconds()))
+	}
 	for _, q := range of {
 		q.Ended = Ended{}
-		batch.Queue(u.statements.settle, u.settleParameters(q)...)
+		batch.Queue(u.statements.settle, u.settleParameters(q, wait)...)
 	}
 	return SendOn(ctx, conn, batch, func(results pgx.BatchResults) error {
 		for _, q := range of {
@@ -439,7 +447,18 @@ func (u *Unit) settleOn(ctx context.Context, conn Conn, of ...*Settlement) error
 	})
 }
 
-func (u *Unit) settleParameters(q *Settlement) []any {
+// settleWait returns how long each settlement waits for a row that another transaction holds.
+func settleWait(of []*Settlement) time.Duration {
+	first := of[0].Bucket
+	for _, q := range of[1:] {
+		if first == nil || q.Bucket == nil || *q.Bucket != *first {
+			return shortWait // the others may hold other rows
+		}
+	}
+	return OnceWait
+}
+
+func (u *Unit) settleParameters(q *Settlement, wait *int32) []any {
 	var name, key *string
 	if q.Bucket != nil {
 		name, key = &q.Bucket.Name, &q.Bucket.Key
@@ -455,7 +474,7 @@ func (u *Unit) settleParameters(q *Settlement) []any {
 	}
 	return []any{
 		q.ID, q.Final, name, key, q.Cost, !q.Free, q.Own, capacity, rate, steps, step, phase,
-		since, until, reset, q.Terms != nil && q.Terms.Windows != nil, u.AsOf(), u.mode == alone,
+		since, until, reset, q.Terms != nil && q.Terms.Windows != nil, u.AsOf(), wait,
 	}
 }
 
@@ -486,6 +505,9 @@ func asChanged(err error) error {
 	}
 	return err
 }
+
+// IsInMemory reports whether Go decides, on rows in memory.
+func (s *Session) IsInMemory() bool { return s.memory != nil }
 
 // KeepsInSQL reports whether functions in the server change reservations.
 func (s *Session) KeepsInSQL() bool { return s.memory == nil && !s.IsRouted() }
