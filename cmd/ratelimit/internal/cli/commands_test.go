@@ -90,14 +90,14 @@ func TestMaintain(t *testing.T) {
 	limiter := f.limiter(t, ratelimit.Config{AsOf: func() time.Time { return old }, ExpireAfter: time.Minute})
 	_, err := limiter.Reserve(t.Context(), limit.For("ada"))
 	require.NoError(t, err)
-	path := file(t, "rules.yaml", "rules: [{limit: sends, rate: 10, period: 1m}]")
-	require.Contains(t, f.fails(t, 2, "maintain", "sends", "-f", path), "give --yes")
+	const policy = "rate: 10, period: 1m"
+	require.Contains(t, f.fails(t, 2, "maintain", "sends", "--policy", policy), "give --yes")
 	require.Contains(t, f.fails(t, 2, "maintain", "sends", "--yes"), "policy of this bucket of")
 	require.Contains(t, f.fails(t, 2, "maintain", "se nds", "--yes"), "name")
 
 	ctx, interrupt := context.WithCancel(t.Context())
 	defer interrupt()
-	r := runTo(ctx, &watched{then: interrupt}, f.env, "maintain", "sends", "-f", path, "--every", "1h", "--yes")
+	r := runTo(ctx, &watched{then: interrupt}, f.env, "maintain", "sends", "--policy", policy, "--every", "1h", "--yes")
 	require.Equal(t, 130, r.code)
 	require.Contains(t, r.out, ": 1 row deleted, 1 reservation ended\n")
 }

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -13,94 +12,31 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// definition is how a limit is defined in the code, as far as it was said.
+// definition is how a limit is defined in the code, as far as it was said, and the plan of the key.
 type definition struct {
-	plan, file, policy string
-	noPlan             bool
-	read               func(ctx context.Context, path string) (*rules.Document, error)
-	document           *rules.Document // what the file says, once it is read
-	plans              []string        // plans with a rule in the tables or in the file, once choosePlan knows them
+	plan, policy string
+	noPlan       bool
 }
 
 func (a *app) withDefinition(cmd *cobra.Command, d *definition) *cobra.Command {
-	a.withDefinitionFile(cmd, d)
 	cmd.Flags().StringVar(&d.policy, "policy", "", "definition in the code, such as 'rate: 10, period: minute'; see "+
 		"ratelimit help policies")
-	cmd.MarkFlagsMutuallyExclusive("file", "policy")
-	return cmd
-}
-
-// withDefinitionFile is withDefinition for a command that takes a definition from a file only.
-func (a *app) withDefinitionFile(cmd *cobra.Command, d *definition) *cobra.Command {
-	d.read = a.wantedRules
-	cmd.Flags().StringVarP(&d.file, "file", "f", "", "rules file with the definition of the limit, if the tables have "+
-		"none; - is standard input; see ratelimit help policies")
 	return cmd
 }
 
 // errNoDefinition is returned where nothing says how a limit is defined.
 var errNoDefinition = errors.New("no definition is given")
 
-// of returns the definition of the limit of this name, and its source. Without a definition it returns errNoDefinition.
-func (d *definition) of(ctx context.Context, name, storedKey string) (limit ratelimit.Limit, from string, err error) {
-	rule, from, err := d.rule(ctx, name, storedKey)
-	if err != nil {
-		return ratelimit.Limit{}, "", err
-	}
-	if limit, err = rule.AsLimit(); err != nil {
-		return ratelimit.Limit{}, "", misused("%w", err)
-	}
-	return limit, from, nil
-}
-
-// check returns an error if the definition is invalid for every bucket.
-func (d *definition) check(ctx context.Context, name string) error {
-	if d.file != "" {
-		return d.load(ctx)
-	}
-	rule, _, err := d.rule(ctx, name, "")
-	switch {
-	case errors.Is(err, errNoDefinition):
-		return nil
-	case err != nil:
-		return err
-	}
-	if _, err := rule.AsLimit(); err != nil {
-		return misused("%w", err)
-	}
-	return nil
-}
-
-// choosePlan returns an error where the limit has rules for plans, in the tables or in the file, and the flags do not
-// choose one of them: under the rule of another plan a command would cut the bucket to that rule's capacity.
-func (d *definition) choosePlan(name string, stored []string) error {
-	d.plans = stored
-	if d.document != nil {
-		for i := range d.document.Rules {
-			if r := &d.document.Rules[i]; r.Limit == name && r.Plan != "" && !slices.Contains(d.plans, r.Plan) {
-				d.plans = append(d.plans, r.Plan)
-			}
-		}
-	}
-	if d.noPlan || len(d.plans) == 0 || slices.Contains(d.plans, d.plan) {
-		return nil
-	}
-	return fmt.Errorf("the limit %q has rules for these plans: %s; give --plan with the one that the key is on, or "+
-		"--no-plan if it is on none of them", name, strings.Join(d.plans, ", "))
-}
-
-func (d *definition) rule(ctx context.Context, name, storedKey string) (r *rules.Rule, from string, err error) {
-	switch {
-	case d.file != "":
-		return d.ruleOfFile(ctx, name, storedKey)
-	case d.policy == "":
-		return nil, "", errNoDefinition
+// of returns the definition of the limit of this name. Without a definition it returns errNoDefinition.
+func (d *definition) of(name string) (ratelimit.Limit, error) {
+	if d.policy == "" {
+		return ratelimit.Limit{}, errNoDefinition
 	}
 	policy, err := parsePolicy(d.policy)
 	if err != nil {
-		return nil, "", err
+		return ratelimit.Limit{}, err
 	}
-	return &rules.Rule{Limit: name, Policy: policy}, "--policy", nil
+	return ratelimit.NewLimit(name, policy)
 }
 
 // parsePolicy returns what --policy says.
@@ -113,59 +49,23 @@ func parsePolicy(text string) (ratelimit.Policy, error) {
 	return policy, nil
 }
 
-// ruleOfFile returns the rule of the file for the plan, or else that for every plan.
-func (d *definition) ruleOfFile(ctx context.Context, name, storedKey string) (r *rules.Rule, from string, err error) {
-	if err := d.load(ctx); err != nil {
-		return nil, "", err
+// check returns an error if the name or the definition is invalid for every bucket.
+func (d *definition) check(name string) error {
+	if _, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1)); err != nil {
+		return err
 	}
-	for i := range d.document.Overrides {
-		if o := &d.document.Overrides[i]; o.Limit == name && o.Key == storedKey {
-			return nil, "", misused("%s has an override for this key, which counts once it is stored; run ratelimit rules "+
-				"apply, or say with --policy what the key has", fileName(d.file))
-		}
+	if _, err := d.of(name); !errors.Is(err, errNoDefinition) {
+		return err
 	}
-	for i := range d.document.Rules {
-		if c := &d.document.Rules[i]; c.Limit == name && (c.Plan == d.plan || c.Plan == "" && r == nil) {
-			r = c
-		}
-	}
-	switch {
-	case r != nil && r.Mode != "" && r.Mode != ratelimit.On:
-		return nil, "", misused("the rule of %s has the mode %s, which counts once it is stored; run ratelimit rules apply",
-			fileName(d.file), r.Mode)
-	case r == nil:
-		return nil, "", fmt.Errorf("%w: %s has no rule for the limit %q and the plan %q", errNoDefinition, fileName(d.file),
-			name, d.plan)
-	}
-	return r, fileName(d.file), nil
+	return nil
 }
 
-// load reads the file, once.
-func (d *definition) load(ctx context.Context) (err error) {
-	if d.document == nil {
-		d.document, err = d.read(ctx, d.file)
+// checkPlan returns an error where the limit has rules for plans, and the flags do not choose one of them: under the
+// rule of another plan a command would cut the bucket to that rule's capacity.
+func (d *definition) checkPlan(name string, plans []string) error {
+	if d.noPlan || len(plans) == 0 || slices.Contains(plans, d.plan) {
+		return nil
 	}
-	return err
-}
-
-// plansOf returns a limit as the file defines it for each of its plans.
-func (d *definition) plansOf(ctx context.Context, name string) (limits []ratelimit.Limit, err error) {
-	if d.file == "" {
-		return nil, nil
-	}
-	if err := d.load(ctx); err != nil {
-		return nil, err
-	}
-	for i := range d.document.Rules {
-		r := &d.document.Rules[i]
-		if r.Limit != name {
-			continue
-		}
-		limit, err := r.AsLimit()
-		if err != nil {
-			return nil, misused("%w", err)
-		}
-		limits = append(limits, limit)
-	}
-	return limits, nil
+	return fmt.Errorf("the limit %q has rules for these plans: %s; give --plan with the one that the key is on, or "+
+		"--no-plan if it is on none of them", name, strings.Join(plans, ", "))
 }

@@ -44,7 +44,7 @@ the last day: its level, policy and plan, and why its requests are refused, and 
 full for this key.
 
 The plan of a key is known from its last refusal or reservation. If it has none in a limit with rules for plans, the
-level on each plan is shown, unless you set --plan or --no-plan. -f has the policies of limits that are only in the code.`,
+level on each plan is shown, unless you set --plan or --no-plan.`,
 		Args: oneArgument("a KEY, in quotes if it has spaces"),
 		Example: `  ratelimit key acme
   ratelimit key acme --plan pro -o json`,
@@ -54,11 +54,6 @@ level on each plan is shown, unless you set --plan or --no-plan. -f has the poli
 		}
 		if args[0] == "" {
 			return misused("the key is empty; for the bucket that everybody shares use get LIMIT")
-		}
-		if f.file != "" {
-			if err := f.load(ctx); err != nil {
-				return err
-			}
 		}
 		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
 			v, err := a.key(ctx, db, &f, args[0], most)
@@ -70,7 +65,7 @@ level on each plan is shown, unless you set --plan or --no-plan. -f has the poli
 	}, "0 done", "6 the tables have nothing about the key")
 	a.withPlan(cmd, &f, "plan of the key; without it, the plan with which it was last seen counts")
 	cmd.Flags().IntVarP(&most, "most", "n", 50, "maximum number of limits, up to 1000")
-	return a.withOutput(a.withDefinitionFile(cmd, &f.definition))
+	return a.withOutput(cmd)
 }
 
 // key reads what the tables have about a key, and then its level in each limit.

@@ -19,12 +19,11 @@ func (a *app) maintainCommand() *cobra.Command {
 		Use:   "maintain [LIMIT ...]",
 		Short: "Prune and expire at regular intervals, until interrupted",
 		Long: `Delete the rows of full buckets of the named limits, and end reservations that are due, now and after each interval, until
-interrupted. Each time it prints the number of rows and reservations. It uses the rules in the tables; for other policies see
-ratelimit prune. Several processes can run it at the same time. It prints errors, and continues with the next interval.`,
+interrupted. Each time it prints the number of rows and reservations. Several processes can run it at the same time. It prints errors, and continues with the next interval.`,
 		Args:    cobra.ArbitraryArgs,
-		Example: "  ratelimit maintain sendMessage freeTrials -f rules.yaml --every 10m --yes",
+		Example: "  ratelimit maintain sendMessage freeTrials --every 10m --yes",
 	}, func(ctx context.Context, args []string) error {
-		if err := checkNames(ctx, &d, args); err != nil {
+		if err := checkNames(&d, args); err != nil {
 			return err
 		}
 		if err := a.confirm(ctx,
@@ -49,7 +48,7 @@ ratelimit prune. Several processes can run it at the same time. It prints errors
 		})
 	})
 	cmd.Flags().Var(&every, "every", "interval, such as 10m")
-	return a.withYes(a.withDefinitionFile(cmd, &d))
+	return a.withYes(a.withDefinition(cmd, &d))
 }
 
 // maintain does the work of Limiter.Maintain, and prints a line for each interval.

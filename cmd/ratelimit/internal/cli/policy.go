@@ -20,8 +20,8 @@ const policiesText = `get, check, take, reset, credit and prune need the policy 
 
   1. the rules in the tables: an override of the key, the rule of --plan, or the rule without a plan. Pauses count, too.
      If the limit has rules for plans, set --plan, or --no-plan for a key without a plan. prune needs neither
-  2. the definition in the program's code, which is not in the tables: name it with -f rules.yaml, or with --policy by
-     the fields of a rules file:
+  2. the definition in the program's code, which is not in the tables: say with --policy what it is, by the
+     fields of a rules file:
 
        rate: 10, period: minute, capacity: 50
        kind: fixed window, rate: 100, period: hour
@@ -70,25 +70,22 @@ func (a *app) withHashKey(cmd *cobra.Command) {
 
 // bucket is the bucket of a command, with the policy for its decisions.
 type bucket struct {
-	limiter *ratelimit.Limiter // nil: no policy is known
-	request ratelimit.Request  // of one token
-	stored  string             // the key
-	now     time.Time          // on the database's clock
-	set     *rules.Set         // the rules in the tables
-	from    string             // the file or the flags that define the limit; empty: nothing does
-	why     error              // why no policy is known; nil: one is
-	plan    string             // of the key
-	plans   []*bucket          // the bucket on each plan, where the flags do not choose one
+	limiter  *ratelimit.Limiter // nil: no policy is known
+	request  ratelimit.Request  // of one token
+	stored   string             // the key
+	now      time.Time          // on the database's clock
+	set      *rules.Set         // the rules in the tables
+	isStated bool               // whether --policy defines the limit
+	why      error              // why no policy is known; nil: one is
+	plan     string             // of the key
+	plans    []*bucket          // the bucket on each plan, where the flags do not choose one
 }
 
 // withBucketOf runs fn on the bucket that LIMIT [KEY] name. What can be checked without the database is checked first.
 func (a *app) withBucketOf(ctx context.Context, f *bucketFlags, args []string,
 	fn func(ctx context.Context, db *database, b *bucket) error,
 ) error {
-	if _, err := ratelimit.NewLimit(args[0], ratelimit.PerSecond(1)); err != nil {
-		return err
-	}
-	if err := f.check(ctx, args[0]); err != nil {
+	if err := f.check(args[0]); err != nil {
 		return err
 	}
 	return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
@@ -126,11 +123,11 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 
 // onPlans returns b under the policy of the plan that d chooses, or, if it chooses none of those with a rule, with the
 // bucket on each.
-func (a *app) onPlans(ctx context.Context, db *database, b *bucket, d definition, stored []string) (*bucket, error) {
-	if b.why = d.choosePlan(b.request.Limit().Name(), stored); b.why == nil {
+func (a *app) onPlans(ctx context.Context, db *database, b *bucket, d definition, plans []string) (*bucket, error) {
+	if b.why = d.checkPlan(b.request.Limit().Name(), plans); b.why == nil {
 		return a.onPlan(ctx, db, *b, d, d.plan)
 	}
-	for _, plan := range append([]string{""}, d.plans...) {
+	for _, plan := range append([]string{""}, plans...) {
 		other, err := a.onPlan(ctx, db, *b, d, plan)
 		if err != nil {
 			return nil, err
@@ -144,14 +141,14 @@ func (a *app) onPlans(ctx context.Context, db *database, b *bucket, d definition
 func (a *app) onPlan(ctx context.Context, db *database, b bucket, d definition, plan string) (*bucket, error) {
 	d.plan, b.plan, b.why = plan, plan, nil
 	name := b.request.Limit().Name()
-	limit, from, err := d.of(ctx, name, b.stored)
+	limit, err := d.of(name)
 	policy, alone, probing := standsAlone(db, &b, name, plan)
 	if probing != nil {
 		return nil, probing
 	}
 	switch {
 	case err == nil && alone:
-		a.note("the rule in the tables decides, not the definition of %s", from)
+		a.note("the rule in the tables decides, not --policy")
 	case err == nil:
 	case !errors.Is(err, errNoDefinition):
 		return nil, err
@@ -166,15 +163,15 @@ func (a *app) onPlan(ctx context.Context, db *database, b bucket, d definition, 
 	if err != nil {
 		return nil, err
 	}
-	b.from, b.request = from, limit.ForStoredKey(b.stored).Plan(plan)
+	b.isStated, b.request = d.policy != "", limit.ForStoredKey(b.stored).Plan(plan)
 	if b.why == nil {
 		b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{
 			Schema: db.schema, Policies: b.set, Timeout: -1,
 			NoBatching: true,
 		})
 	} else {
-		b.why = fmt.Errorf("the policy of this bucket of %q is unknown: the tables are not enough, and %w; set -f "+
-			"rules.yaml, or --policy with the policy in the code; see ratelimit help policies", name, b.why)
+		b.why = fmt.Errorf("the policy of this bucket of %q is unknown: the tables are not enough, and %w; set "+
+			"--policy to the policy in the code; see ratelimit help policies", name, b.why)
 	}
 	return &b, err
 }

@@ -31,17 +31,17 @@ func (a *app) pruneCommand() *cobra.Command {
 --refusals-older-than it also deletes old counts of refusals.
 
 It deletes a row if the bucket is full under every policy of its limit: the current and the replaced rules, and the definition
-of -f or --policy. If programs define a limit with several policies, for example for plans, call Prune in such a program:
+of --policy. If programs define a limit with several policies, for example for plans, call Prune in such a program:
 this command does not know these policies, and taken tokens could be available again. Without --timeout there is no time
 limit.`,
 		Args: cobra.ArbitraryArgs,
-		Example: `  ratelimit prune sendMessage freeTrials -f rules.yaml --yes
+		Example: `  ratelimit prune sendMessage freeTrials --yes
   ratelimit prune --refusals-older-than 30d --yes`,
 	}, func(ctx context.Context, args []string) error {
 		if len(args) == 0 && older == 0 {
 			return misused("nothing is named to prune; name limits, or give --refusals-older-than")
 		}
-		if err := checkNames(ctx, &d, args); err != nil {
+		if err := checkNames(&d, args); err != nil {
 			return err
 		}
 		if err := a.confirm(ctx, "Delete %s?", pruned(args, time.Duration(older))); err != nil {
@@ -63,12 +63,9 @@ limit.`,
 }
 
 // checkNames returns an error if a name or the definition cannot be used, before any SQL.
-func checkNames(ctx context.Context, d *definition, names []string) error {
+func checkNames(d *definition, names []string) error {
 	for _, name := range names {
-		if _, err := ratelimit.NewLimit(name, ratelimit.PerSecond(1)); err != nil {
-			return err
-		}
-		if err := d.check(ctx, name); err != nil {
+		if err := d.check(name); err != nil {
 			return err
 		}
 	}
@@ -110,7 +107,7 @@ func (a *app) prune(ctx context.Context, db *database, d *definition, args []str
 	return v, err
 }
 
-// limitsToPrune returns the limits of the names, with each policy that the tables and the definition have.
+// limitsToPrune returns the limits of the names.
 func (a *app) limitsToPrune(ctx context.Context, db *database, d *definition,
 	names []string,
 ) (limits []ratelimit.Limit, err error) {
@@ -124,11 +121,7 @@ func (a *app) limitsToPrune(ctx context.Context, db *database, d *definition,
 		if b.why != nil {
 			return nil, misused("%w", b.why)
 		}
-		plans, err := d.plansOf(ctx, name)
-		if err != nil {
-			return nil, err
-		}
-		limits = append(append(limits, b.request.Limit()), plans...)
+		limits = append(limits, b.request.Limit())
 	}
 	return limits, nil
 }

@@ -46,10 +46,10 @@ func (b *bucket) decisionView(d ratelimit.Decision) decisionView {
 
 // definedBy returns what says how the limit is defined, where no rule is named.
 func (b *bucket) definedBy() string {
-	if b.from == "" {
-		return "the rule in the tables"
+	if b.isStated {
+		return "--policy"
 	}
-	return b.from
+	return "the rule in the tables"
 }
 
 func (v *decisionView) fill(t *table) {
