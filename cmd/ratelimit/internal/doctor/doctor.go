@@ -118,7 +118,6 @@ func checks() []check {
 		{name: "primary", look: (*examination).lookAtPrimary},
 		{name: "pooler", alone: (*examination).lookAtPooler},
 		{name: "isolation", look: (*examination).lookAtIsolation},
-		{name: "searchpath", look: (*examination).lookAtSearchPath},
 		{name: "clock", look: (*examination).lookAtClock},
 		{name: "durability", look: (*examination).lookAtDurability},
 		{name: "role", look: (*examination).lookAtRole},

@@ -319,24 +319,6 @@ func TestRunLooksAtUpdates(t *testing.T) {
 	}, 2*time.Minute, 50*time.Millisecond)
 }
 
-// TestRunOnLargeTablesWithoutWALCompression promises a note on a table of buckets that is worth it, and that its advice
-// ends it.
-func TestRunOnLargeTablesWithoutWALCompression(t *testing.T) {
-	t.Parallel()
-	testkit.Long(t, "starts a server of its own, and writes 64 MB")
-	p := admit(t, safe())
-	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'a', repeat('k', 200) || i, 0, 1, 1, 1 FROM generate_series(1, 70000) i;\nVACUUM ANALYZE ratelimit.buckets")
-	requireGood(t, look(t, p.app, doctor.Config{}))
-	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'b', repeat('k', 200) || i, 0, 1, 1, 1 FROM generate_series(1, 70000) i;\nVACUUM ANALYZE ratelimit.buckets")
-	report := look(t, p.app, doctor.Config{})
-	require.Equal(t, doctor.Note, report.Worst(), "%+v", report)
-	requireFindings(t, report, map[string]string{"storage": "wal_compression is off, and the buckets take"})
-	p.do(t, statements(t, one(t, report, "storage")))
-	require.EventuallyWithT(t, func(c *assert.CollectT) {
-		require.Equal(c, doctor.OK, look(t, p.app, doctor.Config{}).Worst())
-	}, 2*time.Minute, 50*time.Millisecond)
-}
-
 func TestRunRejectsInvalidInput(t *testing.T) {
 	t.Parallel()
 	connection, err := pgx.ParseConfig("postgres://ana:" + password + "@127.0.0.1:1/db")

@@ -145,7 +145,7 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 	t.Run("WithParametersOfTheConnection", func(t *testing.T) {
 		t.Parallel()
 		config := postgrestest.New(t).Config().ConnConfig
-		const isolation, path = "default_transaction_isolation", "search_path"
+		const isolation = "default_transaction_isolation"
 		for _, c := range []struct {
 			check, parameter, value string
 			level                   doctor.Level
@@ -154,10 +154,6 @@ func TestRunLooksAtTheSchema(t *testing.T) {
 			{"isolation", isolation, "serializable", doctor.Warning, "default_transaction_isolation is serializable"},
 			{"isolation", isolation, "repeatable read", doctor.Warning, "default_transaction_isolation is repeatable read"},
 			{"isolation", isolation, "read committed", doctor.OK, ""},
-			{"searchpath", path, "app, pg_catalog", doctor.Warning, "The search_path is app, pg_catalog"},
-			{"searchpath", path, `"$user","pg_catalog"`, doctor.Warning, ""},
-			{"searchpath", path, "app, public", doctor.OK, ""},
-			{"searchpath", path, "pg_catalog, app", doctor.OK, ""},
 		} {
 			with := config.Copy()
 			with.RuntimeParams[c.parameter] = c.value

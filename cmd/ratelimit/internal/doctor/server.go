@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -87,23 +86,6 @@ func (e *examination) lookAtIsolation(ctx context.Context, tx pgx.Tx) ([]Finding
 		reset("default_transaction_isolation"),
 		"default_transaction_isolation is %s: calls for the same bucket conflict, are made again, and may fail with "+
 			"ErrContended.", level), nil
-}
-
-// lookAtSearchPath checks whether the search_path of a session names a schema before pg_catalog.
-func (e *examination) lookAtSearchPath(ctx context.Context, tx pgx.Tx) ([]Finding, error) {
-	var path string // the default of the session; the transaction has another search_path
-	if err := tx.QueryRow(ctx,
-		`SELECT reset_val FROM pg_catalog.pg_settings WHERE name = 'search_path'`).Scan(&path); err != nil {
-		return nil, err
-	}
-	isCatalog := func(name string) bool { return strings.Trim(name, ` "`) == "pg_catalog" }
-	if slices.IndexFunc(strings.Split(path, ","), isCatalog) <= 0 {
-		return ok("No schema comes before pg_catalog in the search_path."), nil
-	}
-	return warning("Leave pg_catalog out of the search_path, so that it comes first. If the role sets it:\n"+
-		reset("search_path"),
-		"The search_path is %s: statements of the limiter call functions and operators of the schemas before pg_catalog, "+
-			"if they have the same names.", path), nil
 }
 
 // lookAtClock compares the clock of the server, which decides, with the clock of this machine.

@@ -94,11 +94,6 @@ func (e *examination) lookAtStorage(ctx context.Context, tx pgx.Tx) (found []Fin
 	for _, s := range tables {
 		found = append(found, s.lookAtSettings()...)
 	}
-	whole, err := wholePages(ctx, tx, tables)
-	if err != nil {
-		return found, err
-	}
-	found = append(found, whole...)
 	if i := slices.IndexFunc(tables, stored.lacksPages); i >= 0 {
 		found = append(found, warning("Run ratelimit migrate up, or migrations.Up in a program.",
 			"%s has less than %d pages, because it was restored, truncated or rewritten: calls may read all of it, also while "+
@@ -114,27 +109,6 @@ func (e *examination) lookAtStorage(ctx context.Context, tx pgx.Tx) (found []Fin
 // lacksPages reports whether the table is too small, although it should keep its pages.
 func (s stored) lacksPages() bool {
 	return s.small && slices.Contains(settingsOf(s.table), setting{"vacuum_truncate", "off"})
-}
-
-// wholePages returns a note if the log holds whole pages of a large table of buckets, and does not compress them.
-func wholePages(ctx context.Context, tx pgx.Tx, tables []stored) ([]Finding, error) {
-	var bytes int64
-	for _, s := range tables {
-		if s.table == "buckets" {
-			bytes += s.bytes
-		}
-	}
-	var isOff bool
-	var method string
-	err := tx.QueryRow(ctx, `SELECT setting = 'off', CASE WHEN 'lz4' = ANY (enumvals) THEN 'lz4' ELSE 'on' END
-		FROM pg_catalog.pg_settings WHERE name = 'wal_compression'`).Scan(&isOff, &method)
-	if err != nil || !isOff || bytes < minBloat {
-		return nil, err
-	}
-	return note("Run as a superuser:\nALTER SYSTEM SET wal_compression = "+method+";\nSELECT pg_reload_conf();",
-		"wal_compression is off, and the buckets take %d MB: after each checkpoint, the first Take on a page writes 4 kB "+
-			"of log instead of a quarter of that.",
-		bytes>>20), nil
 }
 
 // few returns the first of the worst findings, and the number of the others.
