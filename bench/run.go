@@ -27,7 +27,7 @@ func run(ctx context.Context, w io.Writer, o options) (err error) {
 	if err != nil {
 		return err
 	}
-	machine, err := server.Describe(ctx, on.Postgres.Directory)
+	machine, err := server.Describe(on.Postgres.Directory)
 	if err != nil {
 		return err
 	}
@@ -35,7 +35,7 @@ func run(ctx context.Context, w io.Writer, o options) (err error) {
 	if plain := on.Redis[server.Nothing]; plain != nil {
 		redis = fmt.Sprintf("%s with its defaults and %q", plain.Version, server.Durabilities())
 	}
-	report.Header(w, machine, on.Postgres, redis)
+	report.Header(w, machine, on.Postgres.Version, redis)
 	fmt.Fprintf(w, "%d rounds of %v for each contender, in turns; figures are medians of the rounds, with the middle "+
 		"half of them in brackets\n", o.rounds, o.round)
 	if o.quick {

@@ -156,10 +156,12 @@ func TrustedHeader(name string, trusted ...netip.Prefix) Source {
 
 // walk returns the client's address in the list, which is lines from left to right.
 func (p Proxies) walk(lines []string) (netip.Addr, error) {
-	hop := 0
-	for element := range elementsBackward(lines) {
-		hop++
-		parsed, valid := address.Parse(element)
+	var elements []string
+	for _, line := range lines {
+		elements = append(elements, strings.Split(line, ",")...)
+	}
+	for hop := 1; hop <= len(elements); hop++ { // from the right, where the proxies write
+		parsed, valid := address.Parse(strings.Trim(elements[len(elements)-hop], " \t"))
 		switch {
 		case !valid:
 			return netip.Addr{}, fmt.Errorf("%w: element %d from the right is no IP address", ErrBadKey, hop)

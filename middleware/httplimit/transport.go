@@ -46,10 +46,7 @@ var _ http.RoundTripper = (*Transport)(nil)
 
 // RoundTrip sends a request and reports its response.
 func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
-	base := t.Base
-	if base == nil {
-		base = http.DefaultTransport
-	}
+	base := t.base()
 	if t.Limiter == nil || t.Request == nil {
 		return base.RoundTrip(r)
 	}
@@ -58,7 +55,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		return base.RoundTrip(r)
 	}
 	if t.Take {
-		if err := t.take(r, request); err != nil {
+		if err := t.Limiter.Require(r.Context(), request); err != nil {
 			if r.Body != nil { // a RoundTripper always closes the body
 				_ = r.Body.Close()
 			}
@@ -75,22 +72,16 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // CloseIdleConnections closes the idle connections of Base, if it has such a method.
 func (t *Transport) CloseIdleConnections() {
-	base := t.Base
-	if base == nil {
-		base = http.DefaultTransport
-	}
-	if closes, ok := base.(interface{ CloseIdleConnections() }); ok {
+	if closes, ok := t.base().(interface{ CloseIdleConnections() }); ok {
 		closes.CloseIdleConnections()
 	}
 }
 
-// take returns nil when the request may be sent.
-func (t *Transport) take(r *http.Request, request ratelimit.Request) error {
-	d, err := t.Limiter.Take(r.Context(), request)
-	if err != nil {
-		return err
+func (t *Transport) base() http.RoundTripper {
+	if t.Base == nil {
+		return http.DefaultTransport
 	}
-	return d.Err()
+	return t.Base
 }
 
 // report reports the response if the limit adapts. An error goes to the Observer, because the response itself is good.

@@ -16,10 +16,8 @@ import (
 )
 
 // Header writes the machine and the servers. An empty redis says that there is none.
-func Header(w io.Writer, m server.Machine, postgres *server.Postgres, redis string) {
-	fmt.Fprintf(w, "%s, %d cores, %s, load %.2f before the start\n", m.CPU, m.Cores, m.Go, m.Load)
-	fmt.Fprintf(w, "%s, data on %s, which flushes a page in %s\n", postgres.Version, m.FileSystem,
-		scenario.FormatSeconds(m.Flush.Seconds()))
+func Header(w io.Writer, machine, postgres, redis string) {
+	fmt.Fprintf(w, "%s\n%s\n", machine, postgres)
 	var settings []string
 	for _, name := range slices.Sorted(maps.Keys(server.Settings())) {
 		settings = append(settings, name+" = "+server.Settings()[name])
