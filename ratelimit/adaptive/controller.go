@@ -31,21 +31,30 @@ type adapting struct {
 	applied bool          // whether callers are held to the share
 }
 
-// measured has the reports about the upstream in a span of time.
+// tally counts outcomes, and the tokens of their requests.
+type tally struct {
+	Outcomes            int64
+	Accepted, Throttled float64
+}
+
+func (t *tally) add(more tally) {
+	t.Outcomes, t.Accepted, t.Throttled = t.Outcomes+more.Outcomes, t.Accepted+more.Accepted, t.Throttled+more.Throttled
+}
+
+// measured has the outcomes in a span of time.
 type measured struct {
-	span                time.Duration
-	outcomes            int64
-	accepted, throttled float64 // tokens
+	tally
+	span time.Duration
 }
 
 // isOver reports whether the epoch in which m was measured is over. One of few outcomes goes on for a while. One in
 // which the upstream suddenly throttles ends early, unless the epoch before ended in a cut, of which some processes may
 // not know yet.
 func (a *adapting) isOver(m measured, afterCut bool) bool {
-	if m.outcomes < fewOutcomes {
+	if m.Outcomes < fewOutcomes {
 		return m.span >= mostEpochs*a.epoch
 	}
-	isSudden := a.applied && !afterCut && m.throttled > suddenly*(m.accepted+m.throttled)
+	isSudden := a.applied && !afterCut && m.Throttled > suddenly*(m.Accepted+m.Throttled)
 	return m.span >= a.epoch || isSudden && m.span >= a.epoch/earlyPart
 }
 
@@ -60,18 +69,18 @@ func (a *adapting) isOver(m measured, afterCut bool) bool {
 // accepted as many as it could.
 func (a *adapting) next(share float64, m measured) (next float64, cut bool) {
 	share = a.clamp(share)
-	if m.outcomes == 0 || m.span <= 0 || m.span > (mostEpochs+1)*a.epoch {
+	if m.Outcomes == 0 || m.span <= 0 || m.span > (mostEpochs+1)*a.epoch {
 		return share, false // it is unknown
 	}
 	seconds, allowed := m.span.Seconds(), share*a.rate
-	accepted, sent := m.accepted/seconds, (m.accepted+m.throttled)/seconds
+	accepted, sent := m.Accepted/seconds, (m.Accepted+m.Throttled)/seconds
 	if !a.applied {
 		sent = min(sent, allowed)
 		accepted = min(accepted, sent)
 	}
 	isThrottled, isWanted := sent-accepted > tooMany*sent, sent >= wanted*allowed
 	switch {
-	case isThrottled && m.outcomes >= fewOutcomes:
+	case isThrottled && m.Outcomes >= fewOutcomes:
 		left := max(deepCut*allowed, lightCut*accepted)
 		if isWanted && sent-accepted >= mostThrottled*sent {
 			left = deepCut * min(allowed, accepted)
@@ -93,20 +102,19 @@ func (a *adapting) clamp(share float64) float64 {
 
 // known is what all processes know of the upstream of a key: a row of the table.
 type known struct {
-	Epoch               int64 // how many have ended
-	BegunUs             int64 // when the present epoch began
-	SeenUs              int64 // the latest report
-	Outcomes            int64 // of the present epoch
-	Accepted, Throttled float64
-	Share               float64
-	Cut                 bool  // whether the epoch before ended in a cut
-	PausedUntilUs       int64 // 0: the upstream sent no Retry-After
+	tally               // of the present epoch
+	Epoch         int64 // how many have ended
+	BegunUs       int64 // when the present epoch began
+	SeenUs        int64 // the latest report
+	Share         float64
+	Cut           bool  // whether the epoch before ended in a cut
+	PausedUntilUs int64 // 0: the upstream sent no Retry-After
 }
 
 // add adds the reports of a process.
 func (k *known) add(r *report, now int64) {
 	k.SeenUs = now
-	k.Outcomes, k.Accepted, k.Throttled = k.Outcomes+r.outcomes, k.Accepted+r.accepted, k.Throttled+r.throttled
+	k.tally.add(r.tally)
 	if r.retryAfter > 0 {
 		k.PausedUntilUs = max(k.PausedUntilUs, now+r.retryAfter.Microseconds())
 	}
@@ -115,7 +123,7 @@ func (k *known) add(r *report, now int64) {
 // turn begins the next epoch if the present one is over at now, and reports whether it was. An epoch that a wrong clock
 // has begun begins again with the same share.
 func (k *known) turn(a *adapting, now int64) bool {
-	m := measured{time.Duration(now-k.BegunUs) * time.Microsecond, k.Outcomes, k.Accepted, k.Throttled}
+	m := measured{k.tally, time.Duration(now-k.BegunUs) * time.Microsecond}
 	switch {
 	case m.span < -time.Minute:
 	case !a.isOver(m, k.Cut):
@@ -123,6 +131,6 @@ func (k *known) turn(a *adapting, now int64) bool {
 	default:
 		k.Share, k.Cut = a.next(k.Share, m)
 	}
-	k.Epoch, k.BegunUs, k.Outcomes, k.Accepted, k.Throttled = k.Epoch+1, now, 0, 0, 0
+	k.Epoch, k.BegunUs, k.tally = k.Epoch+1, now, tally{}
 	return true
 }

@@ -35,12 +35,12 @@ func exactShare(a adapting, share float64, m measured) (next *big.Rat, cut, onEd
 		return left.Cmp(right) > 0
 	}
 	now := clamp(rat(share))
-	if m.outcomes == 0 || m.span <= 0 || m.span > 11*a.epoch {
+	if m.Outcomes == 0 || m.span <= 0 || m.span > 11*a.epoch {
 		return now, false, false
 	}
 	seconds := big.NewRat(int64(m.span), int64(time.Second))
 	allowed := times(times(now, rat(a.rate)), seconds)
-	accepted, sent := rat(m.accepted), new(big.Rat).Add(rat(m.accepted), rat(m.throttled))
+	accepted, sent := rat(m.Accepted), new(big.Rat).Add(rat(m.Accepted), rat(m.Throttled))
 	if !a.applied {
 		sent = least(sent, allowed)
 		accepted = least(accepted, sent)
@@ -54,7 +54,7 @@ func exactShare(a adapting, share float64, m measured) (next *big.Rat, cut, onEd
 		}
 		return clamp(new(big.Rat).Add(now, times(rat(a.growth), seconds))), false, onEdge
 	}
-	if m.outcomes < 10 {
+	if m.Outcomes < 10 {
 		return now, false, onEdge
 	}
 	left := most(times(allowed, big.NewRat(7, 10)), times(accepted, big.NewRat(85, 100)))
@@ -84,13 +84,13 @@ func TestAdaptingIsExact(t *testing.T) {
 					epoch: time.Duration(pick(0.1, 2, 3600) * float64(time.Second)), applied: random.IntN(3) > 0,
 				}
 			}
-			m := measured{span: time.Duration(random.Float64() * pick(1, 1, 1, 20) * float64(a.epoch)), outcomes: random.Int64N(40)}
+			m := measured{tally: tally{Outcomes: random.Int64N(40)}, span: time.Duration(random.Float64() * pick(1, 1, 1, 20) * float64(a.epoch))}
 			if random.IntN(50) == 0 {
 				m.span = -m.span
 			}
 			sent := share * a.rate * max(m.span, 0).Seconds() * pick(0, 0.3, 0.69, 0.71, 1, 1.5, 10)
-			m.throttled = sent * pick(0, 0, 0, 0.005, 0.02, 0.3, 0.6, 1)
-			m.accepted = sent - m.throttled
+			m.Throttled = sent * pick(0, 0, 0, 0.005, 0.02, 0.3, 0.6, 1)
+			m.Accepted = sent - m.Throttled
 			want, wantCut, onEdge := exactShare(a, share, m)
 			next, cut := a.next(share, m)
 			require.GreaterOrEqual(t, next, a.floor)
@@ -108,7 +108,7 @@ func TestAdaptingIsExact(t *testing.T) {
 			case next > before:
 				grown++
 				require.LessOrEqual(t, next, before+a.growth*m.span.Seconds()+1e-12)
-				require.GreaterOrEqual(t, m.accepted+m.throttled, 0.7*before*a.rate*m.span.Seconds()*(1-1e-9), "nobody wanted more")
+				require.GreaterOrEqual(t, m.Accepted+m.Throttled, 0.7*before*a.rate*m.span.Seconds()*(1-1e-9), "nobody wanted more")
 			default:
 				held++
 				require.Equal(t, before, next)
@@ -136,8 +136,8 @@ func TestEpochIsOver(t *testing.T) {
 	a := adapting{rate: 100, floor: 0.1, growth: 0.04, epoch: 2 * time.Second, applied: true}
 	inShadow := a
 	inShadow.applied = false
-	well, sudden := measured{outcomes: 10, accepted: 10}, measured{outcomes: 10, accepted: 7, throttled: 3}
-	few := measured{outcomes: 9, throttled: 9}
+	well, sudden := measured{tally: tally{Outcomes: 10, Accepted: 10}}, measured{tally: tally{Outcomes: 10, Accepted: 7, Throttled: 3}}
+	few := measured{tally: tally{Outcomes: 9, Throttled: 9}}
 	for _, c := range []struct {
 		what     string
 		of       adapting
@@ -193,7 +193,7 @@ func follow(a adapting, third, answers float64) followed {
 		if answered := len(sent) - 1 - int(answers/tick); answered >= 0 {
 			known.accepted, known.throttled = known.accepted+sent[answered].accepted, known.throttled+sent[answered].throttled
 		}
-		m := measured{accepted: known.accepted, throttled: known.throttled, outcomes: int64(known.accepted + known.throttled)}
+		m := measured{tally: tally{Accepted: known.accepted, Throttled: known.throttled, Outcomes: int64(known.accepted + known.throttled)}}
 		m.span = time.Duration((now - begun) * float64(time.Second))
 		if len(sent)%int(a.epoch.Seconds()/4/tick) != 0 || !a.isOver(m, cut) {
 			continue

@@ -19,12 +19,11 @@ const (
 
 // report has the reports of a process about a key. One that says nothing only asks for the share.
 type report struct {
-	outcomes            int64
-	accepted, throttled float64 // tokens
-	retryAfter          time.Duration
+	tally
+	retryAfter time.Duration
 }
 
-func (r *report) saysNothing() bool { return r.outcomes == 0 && r.retryAfter == 0 }
+func (r *report) saysNothing() bool { return r.Outcomes == 0 && r.retryAfter == 0 }
 
 // exchanged is a key in an exchange.
 type exchanged struct {
@@ -138,14 +137,13 @@ func (p *Policies) collect(now int64) (due []*exchanged) {
 // take takes the reports about the key since the latest exchange. u.mu is held.
 func (u *upstream) take(now int64) *exchanged {
 	e := &exchanged{
-		upstream: u, pausedTo: u.retryAt,
-		report: report{outcomes: u.outcomes, accepted: u.accepted, throttled: u.refused},
+		upstream: u, pausedTo: u.retryAt, report: report{tally: u.counted},
+		adapting: u.made.Load().adapting(u.of, now),
 	}
-	e.adapting = u.made.Load().adapting(u.of, now)
 	if u.retryAt > now {
 		e.retryAfter = time.Duration(u.retryAt-now) * time.Microsecond
 	}
-	u.outcomes, u.accepted, u.refused, u.retryAt = 0, 0, 0, 0
+	u.counted, u.retryAt = tally{}, 0
 	u.askedAt.Store(now)
 	u.used.Store(false)
 	return e
@@ -155,9 +153,7 @@ func (u *upstream) take(now int64) *exchanged {
 func (e *exchanged) giveBack() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.upstream.outcomes += e.report.outcomes
-	e.upstream.accepted += e.report.accepted
-	e.refused += e.throttled
+	e.counted.add(e.tally)
 	e.retryAt = max(e.retryAt, e.pausedTo)
 }
 

@@ -92,7 +92,7 @@ func TestProcessesShare(t *testing.T) {
 	p.exchange()
 	k, found := m.row(t, "a")
 	require.True(t, found)
-	require.Equal(t, known{BegunUs: m.Now().UnixMicro(), SeenUs: m.Now().UnixMicro(), Outcomes: 100, Accepted: 50, Throttled: 50, Share: 1}, k)
+	require.Equal(t, known{BegunUs: m.Now().UnixMicro(), SeenUs: m.Now().UnixMicro(), tally: tally{Outcomes: 100, Accepted: 50, Throttled: 50}, Share: 1}, k)
 	m.Advance(2 * time.Second)
 	require.NoError(t, p.Report(p.limiter, api.For("a").Cost(7), Outcome{Throttled: true, RetryAfter: time.Minute}))
 	p.exchange()

@@ -39,12 +39,10 @@ type upstream struct {
 	askedAt     atomic.Int64           // the latest exchange, by Policies.now; 0: there was none
 	used        atomic.Bool            // since then
 
-	mu       sync.Mutex
-	known    float64 // the share as the table has it
-	outcomes int64   // since the latest exchange
-	accepted float64
-	refused  float64
-	retryAt  int64 // the end of a pause that the upstream asked for since; 0: none
+	mu      sync.Mutex
+	known   float64 // the share as the table has it
+	counted tally   // since the latest exchange
+	retryAt int64   // the end of a pause that the upstream asked for since; 0: none
 }
 
 // Outcome is the answer of an upstream to a request.
@@ -161,7 +159,7 @@ func (p *Policies) sweep(now int64) bool {
 	p.sweptAt = now
 	for k, u := range p.of {
 		u.mu.Lock()
-		if !u.used.Load() && u.outcomes == 0 && u.askedAt.Load()+u.of.Epoch.Microseconds() < now &&
+		if !u.used.Load() && u.counted.Outcomes == 0 && u.askedAt.Load()+u.of.Epoch.Microseconds() < now &&
 			u.pausedUntil.Load() < now {
 			delete(p.of, k)
 		}
@@ -176,7 +174,7 @@ func (u *upstream) isDue(now int64) bool {
 	switch {
 	case u.retryAt != 0:
 		interval /= urgentExchanges
-	case u.outcomes > 0:
+	case u.counted.Outcomes > 0:
 		interval /= exchanges
 	}
 	at := u.askedAt.Load()
@@ -198,11 +196,11 @@ func (p *Policies) touch(u *upstream, now int64) {
 func (u *upstream) count(cost float64, o Outcome, now int64) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	u.outcomes++
+	u.counted.Outcomes++
 	if o.Throttled {
-		u.refused += cost
+		u.counted.Throttled += cost
 	} else {
-		u.accepted += cost
+		u.counted.Accepted += cost
 	}
 	if o.RetryAfter == 0 {
 		return
