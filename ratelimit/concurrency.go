@@ -1,10 +1,13 @@
 package ratelimit
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"math"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/slots"
 	"github.com/pgratelimit/pgratelimit/internal/words"
@@ -118,4 +121,126 @@ func (t *slotsText) policy() (Policy, error) {
 func (p Concurrency) scaled(times float64) Policy {
 	p.Slots = int(min(max(math.Floor(float64(p.Slots)*times), 1), maxSlots))
 	return p
+}
+
+// Hold acquires the slots and tokens of the requests, calls fn, and releases the slots when fn has returned or
+// panicked. It combines Acquire, Keep and Release:
+//
+//	err := limiter.Hold(ctx, func(ctx context.Context, lease ratelimit.Lease) error {
+//		return export(ctx, customer, lease.Fence)
+//	}, Exports.For(customer))
+//
+// If the requests are refused, Hold does not call fn, and returns a *[LimitedError] with the decision. fn must stop
+// when its context ends, because the lease may then be lost and its slot taken; see [Limiter.KeepAlive]. If the lease
+// was lost while fn ran, or if the release finds it lost, Hold returns ErrLeaseLost, also if fn returned nil. The error
+// then wraps the error of fn. Otherwise Hold returns the error of fn, or the errors of [Limiter.Acquire]. If the
+// release fails, Hold reports it only to the Observer, and the slot is free when the lease ends.
+//
+// When Hold returns, nothing of it is running. On a Limiter of WithTx it returns ErrInvalidConfig, because a slot is
+// held only after the commit. In a transaction call Acquire, and after the commit Keep.
+func (l *Limiter) Hold(ctx context.Context, fn func(ctx context.Context, lease Lease) error,
+	requests ...Request,
+) error {
+	if l.InTransaction() {
+		return fmt.Errorf("%w: hold: %w", ErrInvalidConfig, errHoldInTx)
+	}
+	lease, err := l.Acquire(ctx, requests...)
+	if err != nil {
+		return err
+	}
+	if !lease.Allowed {
+		return lease.Err()
+	}
+	held, release := l.KeepAlive(ctx, lease)
+	defer release()
+	err = fn(held, lease)
+	release()
+	switch lost := context.Cause(held); {
+	case !errors.Is(lost, ErrLeaseLost) || errors.Is(err, ErrLeaseLost):
+		return err
+	case err == nil:
+		return fmt.Errorf("ratelimit: hold: %w", lost)
+	default:
+		return fmt.Errorf("ratelimit: hold: %w: %w", lost, err)
+	}
+}
+
+var errHoldInTx = errors.New("the Limiter is bound to a transaction by WithTx, which cannot hold what it has not " +
+	"committed; " +
+	"call Acquire in the transaction, and Keep on the Limiter that New returned once it has committed")
+
+// KeepAlive renews a lease in the background until release is called. release ends the renewals, releases the lease,
+// and waits for both. Use KeepAlive for work that is not one function, or for a lease that was acquired in a
+// transaction that has committed:
+//
+//	held, release := limiter.KeepAlive(ctx, lease)
+//	defer release()
+//
+// held is derived from ctx, and carries the lease for [LeaseFromContext]. If the lease is lost, it ends with the cause
+// ErrLeaseLost: the lease has ended, was released, or could not be renewed in time. It also ends with release.
+//
+// KeepAlive renews the lease when a third of it has passed, and retries a failed renewal after each twelfth. It
+// measures on this process's clock, from before the call that acquired or renewed the lease, so the database's clock
+// can differ. The renewals go on after ctx ends, until release is called. A lease that may have ended already is
+// renewed before KeepAlive returns. An example is a lease from another process, Lease{ID: id}.
+//
+// KeepAlive cannot detect that the process itself is suspended. When it continues, the work runs on for a moment,
+// beside the new holder of its slot. If this must not happen, compare [Lease.Fence].
+//
+// If release finds that the lease was lost, [context.Cause] of held returns ErrLeaseLost from then on. Further calls of
+// release do nothing. On a Limiter of WithTx, held has already ended with the cause ErrInvalidConfig.
+func (l *Limiter) KeepAlive(ctx context.Context, lease Lease) (held context.Context, release func()) {
+	if err := arg.CheckContext(ctx, "keep"); err != nil {
+		held, lose := context.WithCancelCause(context.Background())
+		lose(fmt.Errorf("%w: %w", ErrInvalidRequest, err))
+		return held, func() {}
+	}
+	if lease.ID != "" {
+		ctx = context.WithValue(ctx, leaseKey{}, lease)
+	}
+	held, lose := context.WithCancelCause(ctx)
+	forget := func() { lose(nil) }
+	if l.InTransaction() {
+		lose(fmt.Errorf("%w: keep: %w", ErrInvalidConfig, errHoldInTx))
+		return held, forget
+	}
+	if lease.ID == "" { // the lease holds no slots
+		return held, forget
+	}
+	return held, slots.Keep(ctx, keepingLease{inBackground(l)}, lease.ID, lease.span(), lose)
+}
+
+// span returns the time span of the lease on this process's clock, from before the call that acquired it.
+func (l *Lease) span() slots.Span { return slots.Span{Asked: l.asked, Length: l.Until.Sub(l.At)} }
+
+// keepingLease adapts a Limiter to package slots.
+type keepingLease struct{ *Limiter }
+
+// Renew renews the lease id.
+func (l keepingLease) Renew(ctx context.Context, id string) (slots.Span, error) {
+	lease, err := l.RenewLease(ctx, id)
+	return lease.span(), err
+}
+
+// IsLost reports whether err says that a lease is lost.
+func (l keepingLease) IsLost(err error) bool { return errors.Is(err, ErrLeaseLost) }
+
+// Lost returns the error for a lease that could not be renewed in time.
+func (l keepingLease) Lost(cause error) error {
+	if cause == nil {
+		return errNotRenewed
+	}
+	return fmt.Errorf("%w: it could not be renewed: %w", ErrLeaseLost, cause)
+}
+
+// errNotRenewed is the cause of a context whose lease has ended on this process's clock.
+var errNotRenewed = fmt.Errorf("%w: it was not renewed by the time that it ended", ErrLeaseLost)
+
+type leaseKey struct{}
+
+// LeaseFromContext returns the innermost lease under which the work of ctx runs. It is a lease of [Limiter.KeepAlive],
+// [Limiter.Hold], or a guard of handlers or jobs. Its Until is the end before any renewal.
+func LeaseFromContext(ctx context.Context) (Lease, bool) {
+	lease, ok := ctx.Value(leaseKey{}).(Lease)
+	return lease, ok
 }

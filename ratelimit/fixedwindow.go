@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/internal/strictjson"
+	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
 // FixedWindow adds Rate tokens at the start of each window of length Period, up to Capacity.
@@ -84,5 +86,100 @@ func (t *fixedText) policy() (Policy, error) {
 
 func (p FixedWindow) scaled(times float64) Policy {
 	scaleSteps(times, &p.Rate, &p.Capacity, &p.MaxReserved)
+	return p
+}
+
+// SlidingWindow allows at most Rate tokens in any span of a Period.
+//
+//	tokens = Rate - tokens taken in the last Period
+//
+// Taken tokens are counted in Slices of the Period. A slice counts until all of it is more than a Period ago. So a
+// token returns at most Period / Slices later than a Period after it was taken, and never earlier. Refusals are not
+// counted. RetryAfter is exact. A rollback restores the tokens of its transaction.
+//
+// Reserve returns ErrNoReservations. Credit returns the tokens that were taken last. CreditTaken returns tokens taken
+// in the slice of its instant, while that slice counts. Charge counts as taken now. If the clock steps back by up to a
+// minute, tokens count as taken at the latest instant that the row has seen.
+//
+// If you change the policy of a limit in use, taken tokens still count. With another Period or other Slices, a token
+// counts as taken at the end of its old slice. A longer Period can count tokens again that no longer counted in the
+// shorter one. After a change from another kind in the code, the tokens that the bucket lacks of the Rate count as
+// taken from the last write of the row. For a [FixedWindow] or [CalendarWindow] they count from the start of its
+// window, which can be more than a Period ago.
+type SlidingWindow struct {
+	// Rate is the maximum number of tokens in any Period, and so the largest cost: from 1e-9 to 1e12.
+	Rate float64
+	// Period is the length of the window: whole microseconds, up to 100 years.
+	Period time.Duration
+	// Slices is the number of parts in which the Period is counted, from 1 to 128. It must divide the Period into whole
+	// microseconds. With more slices, tokens return sooner after a Period, but the row is longer: up to 8 bytes for each.
+	// Defaults to the largest number up to 60 that divides the Period: 60 for whole minutes and most other periods.
+	Slices int
+}
+
+// String returns the policy as text, such as "never more than 100 in any minute".
+func (p SlidingWindow) String() string {
+	text := "never more than " + words.InAny(p.Rate, p.Period)
+	if p.Slices != 0 && int64(p.Slices) != dividing(p.Period.Microseconds()) {
+		text += fmt.Sprintf(", counted in %d slices", p.Slices)
+	}
+	return text
+}
+
+func (p SlidingWindow) compile() (bucket.Terms, error) {
+	t, err := compile(p.Rate, p.Period, 0, NoReservations, 1)
+	if err != nil {
+		return bucket.Terms{}, err
+	}
+	us, slices := p.Period.Microseconds(), int64(p.Slices)
+	if slices == 0 {
+		slices = dividing(us)
+	}
+	if slices < 1 || slices > bucket.MaxSlices {
+		return bucket.Terms{}, fmt.Errorf("its Slices is %d; it must be from 1 to %d, or 0 for %d", p.Slices,
+			bucket.MaxSlices, dividing(us))
+	}
+	if us%slices != 0 {
+		return bucket.Terms{}, fmt.Errorf("its Period of %v is no whole number of microseconds for each of %d Slices; "+
+			"leave out Slices for %d, or set it to a number that divides %d", p.Period, slices, dividing(us), us)
+	}
+	t.Step, t.Steps, t.Phase = us/slices, float64(slices), bucket.MinInstant
+	t.Kind = bucket.Sliding{Slices: int32(slices)}
+	return t, nil
+}
+
+// dividing returns the default number of slices of a period of us microseconds.
+func dividing(us int64) int64 {
+	for slices := int64(60); ; slices-- {
+		if us%slices == 0 {
+			return slices
+		}
+	}
+}
+
+// slidingText is a SlidingWindow as text.
+type slidingText struct {
+	Kind   Kind    `json:"kind"`
+	Rate   float64 `json:"rate"`
+	Period span    `json:"period"`
+	Slices int     `json:"slices,omitempty"`
+}
+
+func (p SlidingWindow) text() policyText {
+	return &slidingText{
+		KindSlidingWindow, p.Rate, span(p.Period),
+		without(p.Slices, int(dividing(p.Period.Microseconds()))),
+	}
+}
+
+func (t *slidingText) policy() (Policy, error) {
+	if t.Rate != 0 && t.Period == 0 {
+		return nil, strictjson.Errorf("period", "is missing; say in which time there are at most rate tokens, such as 1m")
+	}
+	return SlidingWindow{Rate: t.Rate, Period: time.Duration(t.Period), Slices: t.Slices}, nil
+}
+
+func (p SlidingWindow) scaled(times float64) Policy {
+	scaleRate(times, &p.Rate)
 	return p
 }
