@@ -21,7 +21,7 @@ func functions() template.FuncMap {
 		"link": link, "number": number, "whole": whole[int64], "span": span, "clock": clock, "stamp": stamp, "micros": micros,
 		"when": when, "spell": spell,
 		"plural": plural[int64], "several": plural[int], "modeClass": modeClass,
-		"isPast": isPast, "fieldsOf": fieldsOf, "inWords": inWords, "dict": dict, "title": title,
+		"isPast": isPast, "fieldsOf": fieldsOf, "inWords": inWords, "dict": dict,
 	}
 }
 
@@ -61,9 +61,6 @@ func inWords(policy any) string {
 		return number[:len(number)-len(digits)] + commas(digits)
 	})
 }
-
-// title returns words as the head of a column.
-func title(words string) string { return strings.ToUpper(words[:1]) + words[1:] }
 
 // whole returns a count with commas.
 func whole[T int | int64](n T) string { return commas(strconv.FormatInt(int64(n), 10)) }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"net/http"
 	"net/url"
-	"slices"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
@@ -15,8 +14,7 @@ import (
 )
 
 const (
-	mostBuckets = 25  // of one page
-	mostSorted  = 500 // that are sorted by level or change
+	mostBuckets = 25 // of one page
 	mostTop     = 10
 	mostWaiting = 20
 )
@@ -51,17 +49,7 @@ type bucketList struct {
 	Next *string
 	// First is whether it is the first page.
 	First bool
-	// Sort is the order of the rows: one of Sorts.
-	Sort string
-	// Cut is among how many buckets, the first by their keys, the rows are sorted; 0: all.
-	Cut int
 }
-
-// Sorts returns the orders of buckets, by the heads of the columns.
-func (bucketList) Sorts() []string { return []string{byKey, byLevel, byChange} }
-
-// The orders of buckets: by key, the lowest level first, and the latest change first.
-const byKey, byLevel, byChange = "key", "level", "last change"
 
 // limit shows one limit.
 func (v *visit) limit() {
@@ -92,10 +80,6 @@ func (v *visit) limit() {
 	s := subject{limit, body.Plans, body.Now}
 	body.Buckets = ask(g, "the buckets", func(ctx context.Context) (bucketList, error) {
 		asked := inspect.BucketQuery{Limit: body.Name, Prefix: body.Prefix, After: afterOf(query), Most: mostBuckets + 1}
-		if sort := query.Get("sort"); sort == byLevel || sort == byChange {
-			asked.After, asked.Most = nil, mostSorted
-			return v.sorted(ctx, s, asked, sort)
-		}
 		return v.buckets(ctx, s, asked)
 	})
 	body.Global = ask(g, "a bucket", func(ctx context.Context) (*inspect.View, error) { return v.globalView(ctx, s) })
@@ -151,42 +135,9 @@ func (v *visit) buckets(ctx context.Context, s subject, query inspect.BucketQuer
 		found = found[:mostBuckets]
 		list.Next = new(found[mostBuckets-1].Key)
 	}
-	list.First, list.Sort = query.After == nil, byKey
+	list.First = query.After == nil
 	list.Rows, err = v.levels(ctx, s, found)
 	return list, err
-}
-
-// sorted returns the first buckets in this order. No index has the order, so sorted reads the first buckets by key and
-// sorts them.
-func (v *visit) sorted(ctx context.Context, s subject, query inspect.BucketQuery, order string) (bucketList, error) {
-	list := bucketList{First: true, Sort: order}
-	found, err := v.reader.Buckets(ctx, query)
-	if err != nil {
-		return list, err
-	}
-	if len(found) == mostSorted {
-		list.Cut = mostSorted
-	}
-	if list.Rows, err = v.levels(ctx, s, found); err != nil {
-		return list, err
-	}
-	level := func(b inspect.View) float64 {
-		switch {
-		case b.Level != nil:
-			return b.Tokens
-		case len(b.OnPlans) > 0:
-			return b.OnPlans[0].Tokens
-		}
-		return b.Stored
-	}
-	slices.SortStableFunc(list.Rows, func(a, b inspect.View) int {
-		if order == byChange {
-			return b.Changed.Compare(a.Changed)
-		}
-		return cmp.Compare(level(a), level(b))
-	})
-	list.Rows = list.Rows[:min(len(list.Rows), mostBuckets)]
-	return list, nil
 }
 
 // subject is a limit with the plans that have a rule, and the time.

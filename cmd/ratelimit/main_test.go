@@ -76,7 +76,7 @@ func TestProgram(t *testing.T) {
 		for _, c := range []struct {
 			code int
 			args []string
-		}{{0, []string{"version"}}, {0, nil}, {2, []string{"tak"}}, {0, take}, {3, take}, {2, []string{"migrate", "down"}}, {6, []string{"rules", "get", "none"}}} {
+		}{{0, []string{"--version"}}, {0, nil}, {2, []string{"tak"}}, {0, take}, {3, take}, {2, []string{"migrate", "down"}}, {6, []string{"rules", "get", "none"}}} {
 			cmd, out, errOut := command(t, env, c.args...)
 			_ = cmd.Run()
 			require.Equal(t, c.code, cmd.ProcessState.ExitCode(), "%v: %s%s", c.args, out, errOut)

@@ -1,10 +1,12 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"runtime/debug"
 	"strings"
 	"time"
 
@@ -87,7 +89,7 @@ func (a *app) root() *cobra.Command {
 
 The command uses the first of these that is set: --database-url, RATELIMIT_DATABASE_URL, DATABASE_URL, the variables of
 libpq (PGHOST, PGDATABASE, PGSERVICE and others). No error prints the connection string.`,
-		Version:           buildOf().Version,
+		Version:           version(),
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		DisableAutoGenTag: true,
@@ -101,11 +103,19 @@ libpq (PGHOST, PGDATABASE, PGSERVICE and others). No error prints the connection
 		a.checkCommand(), a.takeCommand(), a.resetCommand(),
 		a.creditCommand(), a.unlockCommand(), a.pauseCommand(), a.resumeCommand(), a.topCommand(), a.reservationsCommands(),
 		a.leasesCommands(), a.pruneCommand(), a.maintainCommand(),
-		a.serveCommand(), a.simulateCommand(), a.doctorCommand(), a.playgroundCommand(), a.grantsCommand(), a.sqlCommand(),
-		a.versionCommand())
+		a.serveCommand(), a.simulateCommand(), a.doctorCommand(), a.playgroundCommand(), a.grantsCommand(), a.sqlCommand())
 	root.AddCommand(topics()...)
 	asGroup(root)
 	return root
+}
+
+// version returns the version of this build.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "(unknown)"
+	}
+	return cmp.Or(info.Main.Version, "(devel)")
 }
 
 // topics are what help says besides the commands.

@@ -37,7 +37,7 @@ func meanings() []meaning {
 		{exitFailure, "a failure, for example the database does not answer"},
 		{exitUsage, "wrong usage, or no confirmation; nothing was done"},
 		{exitRefused, "check, take: refused; nothing was taken"},
-		{exitDifference, "rules diff, rules apply --dry-run: there is a difference; migrate status: a migration is missing"},
+		{exitDifference, "rules diff: there is a difference; migrate status: a migration is missing"},
 		{exitFault, "doctor: there is a problem; rules validate: the file is invalid"},
 		{exitNotFound, "no such limit, rule, pause, reservation or lease; nothing was done"},
 		{exitInterrupted, "interrupted"},

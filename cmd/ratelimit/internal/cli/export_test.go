@@ -75,7 +75,7 @@ func Views() map[string]any {
 		"`reservations list`: of each": inspect.Reservation{}, "an item of a reservation": inspect.Item{},
 		"`leases list`: of each": inspect.Lease{}, "`leases release`": releasedView{}, "an upstream": inspect.Upstream{},
 		"`reservations cancel`": cancelledView{}, "`rules validate`": validityView{},
-		"`prune`": prunedView{}, "`migrate status`": migrationView{}, "`migrate up`, `migrate down`": migratedView{}, "`version`": build{},
+		"`prune`": prunedView{}, "`migrate status`": migrationView{}, "`migrate up`, `migrate down`": migratedView{},
 		"`simulate`": simulate.Report{}, "a limit of `simulate`": simulate.LimitReport{}, "a key of `simulate`": simulate.KeyReport{},
 		"`doctor`": doctor.Report{}, "a finding": doctor.Finding{},
 	}

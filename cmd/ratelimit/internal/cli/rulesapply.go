@@ -22,7 +22,6 @@ type appliedView struct {
 func (a *app) rulesApply() *cobra.Command {
 	var f diffFlags
 	var e editFlags
-	var dryRun bool
 	cmd := a.command(cobra.Command{
 		Use:   "apply",
 		Short: "Store the rules of a file",
@@ -31,52 +30,22 @@ equal rules. If the stored rules have changed meanwhile, it changes nothing.
 
 The change takes effect 2 seconds later in all programs, or at --from. Rules and overrides that are not in the file stay,
 unless you set --delete-missing or --delete-missing-overrides. Pauses always stay.`,
-		Args: noArguments,
-		Example: `  ratelimit rules apply -f rules.yaml --dry-run
-  ratelimit rules apply -f rules.yaml --reason "the spring offer"`,
+		Args:    noArguments,
+		Example: `  ratelimit rules apply -f rules.yaml --reason "the spring offer"`,
 	}, func(ctx context.Context, _ []string) error {
-		f.from = e.from.at
-		if dryRun {
-			return a.dryRun(ctx, &f)
-		}
-		edit, err := a.edit(&e)
-		if err != nil {
+		if _, err := a.edit(&e); err != nil {
 			return err
 		}
 		document, err := a.wantedRules(ctx, f.file)
 		if err != nil {
 			return err
 		}
-		return a.apply(ctx, &f, document, edit)
-	}, "0 done, or nothing to change", "4 there is a difference (--dry-run)")
-	cmd.Flags().BoolVar(&dryRun, "dry-run", false, "show the difference and change nothing")
-	cmd.Flags().Var(&e.from, "from", "instant at which the change takes effect, such as 2026-12-31T18:00:00Z")
-	return a.withYes(a.withOutput(withEdit(withFile(cmd, &f), &e)))
-}
-
-func (a *app) dryRun(ctx context.Context, f *diffFlags) error {
-	document, err := a.wantedRules(ctx, f.file)
-	if err != nil {
-		return err
-	}
-	d, version, err := a.compare(ctx, f, document)
-	if err != nil {
-		return err
-	}
-	a.noteLeft(d)
-	if err := a.show(appliedView{Version: version, Changes: d.views}, d.fill); err != nil || len(d.views) == 0 {
-		return err
-	}
-	return answer(exitDifference)
-}
-
-func (a *app) apply(ctx context.Context, f *diffFlags, document *rules.Document, edit rules.Edit) error {
-	d, version, err := a.compare(ctx, f, document)
-	if err != nil {
-		return err
-	}
-	a.noteLeft(d)
-	return a.store(ctx, d, version, edit)
+		f.from = e.from.at
+		return a.editRules(ctx, &e, func(_ context.Context, _ *database, list *rules.Listing) (*difference, error) {
+			return a.compared(&f, list, document), nil
+		})
+	}, "0 done, or nothing to change")
+	return a.withChange(withFile(cmd, &f), &e)
 }
 
 // store shows a difference from the rules of a version, asks, and stores it.

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -256,38 +255,33 @@ otherwise their number is noted on standard error.`,
 		if err != nil {
 			return err
 		}
-		d, _, err := a.compare(ctx, &f, document)
-		if err != nil {
-			return err
-		}
-		a.noteLeft(d)
-		if err := a.show(d.views, d.fill); err != nil || len(d.views) == 0 {
-			return err
-		}
-		return answer(exitDifference)
+		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
+			list, err := db.store.List(ctx, rules.ListQuery{})
+			if err != nil {
+				return err
+			}
+			d := a.compared(&f, &list, document)
+			if err := d.changes.CheckKinds(list.Rules, list.Now); err != nil {
+				return err
+			}
+			if err := a.show(d.views, d.fill); err != nil || len(d.views) == 0 {
+				return err
+			}
+			return answer(exitDifference)
+		})
 	}, "0 no difference", "4 there is a difference")
 	return a.withOutput(withFile(cmd, &f))
 }
 
-// compare returns the difference between a file and the tables, and the version of the tables.
-func (a *app) compare(ctx context.Context, f *diffFlags,
-	document *rules.Document,
-) (d *difference, version int64, err error) {
-	err = a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-		list, err := db.store.List(ctx, rules.ListQuery{})
-		if err != nil {
-			return err
-		}
-		d, version = f.between(&list, document), list.Version
-		if err := d.changes.CheckKinds(list.Rules, cmp.Or(f.from, list.Now)); err != nil {
-			return err
-		}
-		if f.deleteRules {
-			list.Rules = nil
-		}
-		a.noteSmall(document)
-		a.noteUndefined(document, list.Rules)
-		return nil
-	})
-	return d, version, err
+// compared returns the difference between a file and the tables, and notes what neither of them says.
+func (a *app) compared(f *diffFlags, list *rules.Listing, document *rules.Document) *difference {
+	d := f.between(list, document)
+	a.noteSmall(document)
+	stored := list.Rules
+	if f.deleteRules {
+		stored = nil
+	}
+	a.noteUndefined(document, stored)
+	a.noteLeft(d)
+	return d
 }

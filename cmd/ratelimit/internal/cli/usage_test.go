@@ -275,7 +275,7 @@ func TestAnAnswerThatCannotBeEncodedIsAFailure(t *testing.T) {
 	f := setup(t)
 	f.put(t, weekly("sends", "", 5))
 	reads := []string{
-		"help", "help take", "take --help", "version", "--version", "completion bash", "playground", "grants --application app", "doctor --all --max-transaction 1d",
+		"help", "help take", "take --help", "--version", "completion bash", "playground", "grants --application app", "doctor --all --max-transaction 1d",
 		"rules list", "rules list -o yaml", "rules list -o json", "rules history", "check sends ada", "get sends ada", "top", "reservations list",
 		"migrate status",
 	}
@@ -336,7 +336,7 @@ func TestAnInterruptEndsAWaitForInput(t *testing.T) {
 // alone does not say it.
 func FuzzRun(f *testing.F) {
 	for _, line := range []string{
-		"", "version", "help policies", "rules validate -f -", "take sendMessage ada --policy=10 --cost 3 --database-url postgres://127.0.0.1:1/x",
+		"", "--version", "help policies", "rules validate -f -", "take sendMessage ada --policy=10 --cost 3 --database-url postgres://127.0.0.1:1/x",
 		"get a --policy 5", "get a --policy=1e400",
 		"get a --policy= -o json", "simulate -f - --format json", "pause a b --for 1h --until 2030-01-01T00:00:00Z",
 		"grants --application app --schema Bad", "reservations cancel x --yes", "prune --refusals-older-than NaNd --yes", "migrate down --yes --schema x",

@@ -126,7 +126,6 @@ func checks() []check {
 		{name: "rowsecurity", look: (*examination).lookAtRowSecurity},
 		{name: "hashkey", look: (*examination).lookAtHashKey},
 		{name: "pauses", look: (*examination).lookAtPauses},
-		{name: "indexes", look: (*examination).lookAtIndexes},
 		{name: "storage", look: (*examination).lookAtStorage},
 		{name: "hot", look: (*examination).lookAtHot},
 		{name: "bloat", look: (*examination).lookAtBloat},

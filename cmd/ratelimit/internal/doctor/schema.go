@@ -3,7 +3,6 @@ package doctor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 
@@ -159,65 +158,4 @@ func (e *examination) lookAtHashKey(ctx context.Context, tx pgx.Tx) ([]Finding, 
 	}
 	return fault("Set Config.HashKey to the secret of the other programs"+anew,
 		"Keys are stored under another secret: a program with this HashKey fails with ErrHashKeyMismatch."), nil
-}
-
-// lookAtIndexes checks whether the tables have the indexes of the migrations. A partial restore leaves indexes out.
-func (e *examination) lookAtIndexes(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
-	unique, plain, err := e.indexes(ctx, tx)
-	if err != nil {
-		return nil, err
-	}
-	for _, t := range knownTables() {
-		if _, isThere := plain[t.name]; !isThere {
-			continue
-		}
-		name := e.quoted(t.name)
-		const run = "Run as the owner of the table; it blocks writes meanwhile:\n"
-		if !slices.Contains(unique[t.name], t.key) {
-			found = append(found, fault(run+"ALTER TABLE "+name+" ADD PRIMARY KEY ("+t.key+");",
-				"%s has no primary key, or none that is valid: what writes to it fails.", name)...)
-		}
-		for _, index := range t.indexes {
-			_, columns, _ := strings.Cut(index, " (")
-			columns, _, _ = strings.Cut(columns, ")")
-			if slices.Contains(plain[t.name], columns) || slices.Contains(unique[t.name], columns) {
-				continue
-			}
-			indexName, on, _ := strings.Cut(index, " ")
-			found = append(found, warning(run+fmt.Sprintf("CREATE INDEX %s ON %s %s;", indexName, name, on),
-				"%s has no index of %s: what looks there reads the whole table.", name, columns)...)
-		}
-	}
-	if len(found) == 0 {
-		return ok("The tables have their indexes."), nil
-	}
-	return found, nil
-}
-
-// indexes returns the columns of the valid indexes of the existing tables, separated by ", ".
-func (e *examination) indexes(ctx context.Context, tx pgx.Tx) (unique, plain map[string][]string, err error) {
-	rows, err := tx.Query(ctx, `
-		SELECT c.relname::text, coalesce(i.indisunique AND i.indimmediate AND i.indpred IS NULL, false), coalesce((
-				SELECT string_agg(a.attname::text, ', ' ORDER BY k.position)
-				FROM unnest(i.indkey::smallint[]) WITH ORDINALITY AS k (attribute, position)
-				JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attribute
-			), '')
-		FROM pg_catalog.pg_class c
-		JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		LEFT JOIN pg_catalog.pg_index i ON i.indrelid = c.oid AND i.indisvalid
-		WHERE n.nspname = $1 AND c.relname = ANY ($2::text[])`, e.config.Schema, names(knownTables()))
-	if err != nil {
-		return nil, nil, err
-	}
-	unique, plain = make(map[string][]string), make(map[string][]string)
-	var table, columns string
-	var isUnique bool
-	_, err = pgx.ForEachRow(rows, []any{&table, &isUnique, &columns}, func() error {
-		if isUnique {
-			unique[table] = append(unique[table], columns)
-		}
-		plain[table] = append(plain[table], columns)
-		return nil
-	})
-	return unique, plain, err
 }
