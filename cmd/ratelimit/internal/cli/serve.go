@@ -25,7 +25,7 @@ type serving struct {
 	domains, charged, attributes []string
 	hosts                        []string
 	tokenFile, certFile, keyFile string
-	drain                        waitFlag
+	drain                        time.Duration
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -65,7 +65,7 @@ whether the database answers. After an interrupt they say no, and serve still an
 	flags.StringSliceVar(&f.charged, "charged-domain", nil, "domain whose hits are always taken; several are possible")
 	flags.StringSliceVar(&f.attributes, "attribute", nil, "name of an entry of descriptors that tiers use; several are "+
 		"possible")
-	flags.Var(&f.drain, "drain", "time to answer still after an interrupt, while the health is not ready (default 0)")
+	flags.DurationVar(&f.drain, "drain", 0, "time to answer still after an interrupt, while the health is not ready")
 	flags.StringVar(&f.tokenFile, "token-file", "", "file with a token of 16 characters or more on each line")
 	flags.StringSliceVar(&f.hosts, "host", nil, "further name under which clients reach the HTTP server without tokens; "+
 		"several are possible")
@@ -112,7 +112,7 @@ func (a *app) serve(ctx context.Context, f *serving) error {
 			Pool: pool, Schema: a.options.schema, HashKey: secret, Domains: f.domains, Charged: f.charged,
 			Attributes:  f.attributes,
 			Credentials: secrets, Reread: func() (serve.Credentials, error) { return a.credentials(f) }, Hangup: hangup,
-			Hosts: f.hosts, Drain: time.Duration(f.drain.spanFlag), Logger: logger,
+			Hosts: f.hosts, Drain: f.drain, Logger: logger,
 		})
 		return err
 	})

@@ -28,18 +28,6 @@ func (s *spanFlag) Set(text string) error {
 	return err
 }
 
-// waitFlag is a spanFlag that can be 0.
-type waitFlag struct{ spanFlag }
-
-// Set reads the value.
-func (w *waitFlag) Set(text string) error {
-	if text == "0" || text == "0s" {
-		w.spanFlag = 0
-		return nil
-	}
-	return w.spanFlag.Set(text)
-}
-
 // instantFlag is a flag for an instant, as RFC 3339 writes it.
 type instantFlag struct{ at time.Time }
 

@@ -127,7 +127,6 @@ func checks() []check {
 		{name: "hashkey", look: (*examination).lookAtHashKey},
 		{name: "pauses", look: (*examination).lookAtPauses},
 		{name: "storage", look: (*examination).lookAtStorage},
-		{name: "hot", look: (*examination).lookAtHot},
 		{name: "bloat", look: (*examination).lookAtBloat},
 		{name: "transactions", look: (*examination).lookAtTransactions},
 	}

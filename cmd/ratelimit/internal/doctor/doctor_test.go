@@ -293,7 +293,7 @@ func TestRunLooksAtUpdates(t *testing.T) {
 	p := admit(t, safe())
 	p.do(t, "ALTER TABLE ratelimit.buckets SET (fillfactor = 100, autovacuum_enabled = false)")
 	p.do(t, "INSERT INTO ratelimit.buckets SELECT 'a', i::text, 0, 1, 1, 1 FROM generate_series(1, 6000) i")
-	p.do(t, "CREATE INDEX extra ON ratelimit.buckets (value)") // no update is HOT then
+	p.do(t, "CREATE INDEX extra ON ratelimit.buckets (value)") // or updates clear away the dead rows of their page
 	for range 4 {
 		p.do(t, "UPDATE ratelimit.buckets SET value = value + 1")
 	}
@@ -302,11 +302,10 @@ func TestRunLooksAtUpdates(t *testing.T) {
 	var report doctor.Report
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		report = look(t, p.app, doctor.Config{})
-		require.Contains(c, of(report, "hot")[0].Says, "24000 updates")
 		require.Regexp(c, `24\d{3} dead rows and 6000 live ones`, of(report, "bloat")[0].Says) // those of a migration count, too
 	}, 2*time.Minute, 50*time.Millisecond)
 	requireFindings(t, report, map[string]string{
-		"storage": "Autovacuum is off for ratelimit.buckets", "hot": "100 % of the 24000 updates of ratelimit.buckets", "bloat": "dead rows and 6000 live ones",
+		"storage": "Autovacuum is off for ratelimit.buckets", "bloat": "dead rows and 6000 live ones",
 	})
 	for _, f := range report.Findings {
 		if f.Level != doctor.OK {

@@ -15,15 +15,8 @@ import (
 const (
 	// maxNamed limits the names in a finding.
 	maxNamed = 5
-	// minUpdates is the number of updates from which their statistics count, and minHotShare the share of them that should
-	// touch no index.
-	minUpdates  = 1000
-	minHotShare = 0.7
-	// maxDead is the number of dead rows that is acceptable even with few live ones. From the size minBloat on, a table
-	// should have fewer than maxRowBytes for each row.
-	maxDead     = 10_000
-	minBloat    = 64 << 20
-	maxRowBytes = 4000
+	// maxDead is the number of dead rows that is acceptable even with few live ones.
+	maxDead = 10_000
 )
 
 // stored is the storage of a table, with its statistics.
@@ -33,13 +26,9 @@ type stored struct {
 	settings map[string]string
 	noVacuum bool // autovacuum is off for it
 	unlogged bool
-	bytes    int64
 	small    bool // it has fewer pages than the migrations give it
-	counted  bool // whether a VACUUM or an ANALYZE has counted live: statistics begin anew after a crash or an upgrade
 	live     int64
 	dead     int64
-	updates  int64
-	hot      int64
 }
 
 // stored returns the tables with settings of their own.
@@ -51,10 +40,10 @@ func (e *examination) stored(ctx context.Context, tx pgx.Tx) ([]stored, error) {
 		}
 	}
 	rows, err := tx.Query(ctx, `
-		SELECT c.relname::text, format('%I.%I', n.nspname, c.relname), c.relpersistence = 'u', coalesce(pg_catalog.pg_relation_size(c.oid), 0), -- it may be dropped meanwhile
+		SELECT c.relname::text, format('%I.%I', n.nspname, c.relname), c.relpersistence = 'u',
 			coalesce((SELECT jsonb_object_agg(option_name, option_value) FROM pg_catalog.pg_options_to_table(c.reloptions)), '{}'),
 			EXISTS (SELECT FROM pg_catalog.pg_options_to_table(c.reloptions) WHERE option_name = 'autovacuum_enabled' AND NOT option_value::boolean),
-			c.reltuples >= 0, greatest(coalesce(s.n_live_tup, 0), c.reltuples::bigint, 0), coalesce(s.n_dead_tup, 0), coalesce(s.n_tup_upd, 0), coalesce(s.n_tup_hot_upd, 0),
+			greatest(coalesce(s.n_live_tup, 0), c.reltuples::bigint, 0), coalesce(s.n_dead_tup, 0),
 			-- with Citus the rows can be on other servers
 			pg_catalog.to_regclass('pg_catalog.pg_dist_partition') IS NULL
 				AND coalesce(pg_catalog.pg_relation_size(c.oid), 0) < $3 * current_setting('block_size')::bigint
@@ -67,8 +56,7 @@ func (e *examination) stored(ctx context.Context, tx pgx.Tx) ([]stored, error) {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (s stored, err error) {
-		err = row.Scan(&s.table, &s.name, &s.unlogged, &s.bytes, &s.settings, &s.noVacuum, &s.counted, &s.live, &s.dead,
-			&s.updates, &s.hot, &s.small)
+		err = row.Scan(&s.table, &s.name, &s.unlogged, &s.settings, &s.noVacuum, &s.live, &s.dead, &s.small)
 		return s, err
 	})
 }
@@ -159,61 +147,22 @@ func (s *stored) lookAtSettings() (found []Finding) {
 	return found
 }
 
-// lookAtHot checks the share of updates that touch no index (HOT).
-func (e *examination) lookAtHot(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
-	tables, err := e.stored(ctx, tx)
-	if err != nil {
-		return found, err
-	}
-	var updates, hot int64
-	for _, s := range tables {
-		if s.table != "buckets" {
-			continue
-		}
-		updates, hot = updates+s.updates, hot+s.hot
-		if share := float64(s.hot) / float64(s.updates); s.updates >= minUpdates && share < minHotShare {
-			found = append(found, warning("Correct the findings of the checks storage and transactions, and then reset the "+
-				"statistics as a superuser:\n"+
-				"SELECT pg_stat_reset_single_table_counters("+literal(s.name)+"::regclass);",
-				"%.0f %% of the %d updates of %s wrote to the index, of which few should: their page had no room, or an open "+
-					"transaction kept the dead rows on it.",
-				100*(1-share), s.updates, s.name)...)
-		}
-	}
-	switch {
-	case len(found) > 0:
-	case updates < minUpdates:
-		found = ok("There were %d updates of buckets, too few for a finding.", updates)
-	default:
-		found = ok("%.1f %% of %d updates of buckets touched no index.", 100*float64(hot)/float64(updates), updates)
-	}
-	return found, nil
-}
-
-// lookAtBloat checks dead rows, and the size of the table.
+// lookAtBloat checks dead rows.
 func (e *examination) lookAtBloat(ctx context.Context, tx pgx.Tx) (found []Finding, err error) {
 	tables, err := e.stored(ctx, tx)
 	if err != nil {
 		return found, err
 	}
-	var bytes, live int64
+	var live int64
 	for _, s := range tables {
-		bytes, live = bytes+s.bytes, live+s.live
-		switch each := s.bytes / max(s.live, 1); {
-		case s.dead > maxDead+s.live:
+		if live += s.live; s.dead > maxDead+s.live {
 			found = append(found, warning("Correct the findings of the checks storage and transactions, and then run as the "+
 				"owner of the table:\nVACUUM "+s.name+";",
 				"%s has %d dead rows and %d live ones: autovacuum does not keep up.", s.name, s.dead, s.live)...)
-		case s.counted && s.bytes > minBloat && each > maxRowBytes:
-			found = append(found, warning("New rows use the free space. To return it to the system, run as the owner of the "+
-				"table when there are few calls, because it locks the table:\n"+
-				"VACUUM FULL "+s.name+";",
-				"%s has %d MiB for %d rows, which is %d bytes each: it was larger, or dead rows stayed for long.", s.name,
-				s.bytes>>20, s.live, each)...)
 		}
 	}
 	if len(found) == 0 {
-		found = ok("The tables have %d rows in %d MiB, and few dead ones.", live, bytes>>20)
+		found = ok("The tables have %d rows, and few dead ones.", live)
 	}
 	return found, nil
 }
