@@ -337,9 +337,9 @@ overrides:
 	_, err := limiter.Acquire(t.Context(), jobs.For("acme"))
 	require.NoError(t, err)
 	reservation := f.reserve(t, "later", "ada", 30)
-	leases := read[[]struct{ Fence int64 }](t, f, 0, "leases", "list", "jobs", "acme")
-	require.Len(t, leases, 1)
-	names := strings.NewReplacer("FILE", stated, "SIMULATED", simulated, "REQUESTS", requests, "RESERVATION", reservation, "FENCE", fmt.Sprint(leases[0].Fence))
+	held := read[struct{ Leases []struct{ Fence int64 } }](t, f, 0, "get", "jobs", "acme")
+	require.Len(t, held.Leases, 1)
+	names := strings.NewReplacer("FILE", stated, "SIMULATED", simulated, "REQUESTS", requests, "RESERVATION", reservation, "FENCE", fmt.Sprint(held.Leases[0].Fence))
 
 	var text strings.Builder
 	for _, command := range []string{
@@ -347,7 +347,7 @@ overrides:
 		"take sends ada --cost 4", "check sends ada", "take sends ada --cost 7", "get sends ada", "get sends bob", "credit sends ada --cost 1", "reset sends ada --yes",
 		"pause sends eve --for 1h", "get sends eve", "take sends eve", "key eve", "resume sends eve",
 		"top --by refusals", "get later ada",
-		"reservations list", "reservations cancel RESERVATION --yes", "leases list jobs acme", "get jobs acme", "leases release jobs acme --fence FENCE --yes",
+		"reservations list", "reservations cancel RESERVATION --yes", "get jobs acme", "leases release jobs acme --fence FENCE --yes",
 		"prune sends --yes", "simulate -f SIMULATED --by user REQUESTS", "get later nobody", "get nothing ada",
 		"rules diff -f FILE", "rules apply -f FILE --yes", "override set sends eve --multiplier 3 --yes", "rules history", "doctor", "migrate down --yes",
 	} {

@@ -73,7 +73,7 @@ func Views() map[string]any {
 		"`rules diff`: of each": changeView{}, "`rules apply`": appliedView{}, "`rules history`: of each": rules.Statement{},
 		"`top`: of each":               refusals.Sum{},
 		"`reservations list`: of each": inspect.Reservation{}, "an item of a reservation": inspect.Item{},
-		"`leases list`: of each": inspect.Lease{}, "`leases release`": releasedView{}, "an upstream": inspect.Upstream{},
+		"a lease of `get`": inspect.Lease{}, "`leases release`": releasedView{}, "an upstream": inspect.Upstream{},
 		"`reservations cancel`": cancelledView{}, "`rules validate`": validityView{},
 		"`prune`": prunedView{}, "`migrate status`": migrationView{}, "`migrate up`, `migrate down`": migratedView{},
 		"`simulate`": simulate.Report{}, "a limit of `simulate`": simulate.LimitReport{}, "a key of `simulate`": simulate.KeyReport{},

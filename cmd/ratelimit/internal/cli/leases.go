@@ -19,43 +19,10 @@ func leaseWords(l inspect.Lease, now time.Time) string {
 }
 
 func (a *app) leasesCommands() *cobra.Command {
-	cmd := &cobra.Command{Use: "leases", Short: "Show who holds slots, and end leases"}
-	cmd.AddCommand(a.leasesList(), a.leasesRelease())
+	cmd := &cobra.Command{Use: "leases", Short: "End leases; get shows who holds slots"}
+	cmd.AddCommand(a.leasesRelease())
 	asGroup(cmd)
 	return cmd
-}
-
-func (a *app) leasesList() *cobra.Command {
-	var stored bool
-	cmd := a.command(cobra.Command{
-		Use:   "list LIMIT [KEY]",
-		Short: "Show the leases on the slots of a bucket",
-		Long: `Show the current leases on the slots of a bucket: the number of slots, the begin, the end without another renewal, and the
-fencing number. Without KEY it shows the leases of the shared bucket.`,
-		Args:    limitAndKey,
-		Example: "  ratelimit leases list exports acme",
-	}, func(ctx context.Context, args []string) error {
-		return a.withDatabase(ctx, func(ctx context.Context, db *database) error {
-			key, err := a.storedKey(ctx, db, stored, args)
-			if err != nil {
-				return err
-			}
-			bucket, err := db.reader.Bucket(ctx, args[0], key)
-			if err != nil {
-				return err
-			}
-			now, err := db.reader.Now(ctx)
-			if err != nil {
-				return err
-			}
-			head := []string{"FENCE", "SLOTS", "SINCE", "UNTIL"}
-			return showList(a, bucket.Held(now), "nobody holds a slot", head, func(v *inspect.Lease) []string {
-				return []string{fmt.Sprint(v.Fence), fmt.Sprint(v.Slots), instantFrom(v.Since, now), instantFrom(v.Until, now)}
-			})
-		})
-	})
-	a.withKey(cmd, &stored)
-	return a.withOutput(cmd)
 }
 
 // releasedView is a lease that was taken back, for programs.
@@ -77,7 +44,7 @@ next holder until its next renewal fails. If the lease is on several limits, it 
 		Example: "  ratelimit leases release exports acme --fence 1767225600000000 --yes",
 	}, func(ctx context.Context, args []string) error {
 		if fence < 1 {
-			return misused("no lease is named; give --fence, the number that ratelimit leases list shows")
+			return misused("no lease is named; give --fence, the number that ratelimit get shows")
 		}
 		if err := a.confirm(ctx, "Take back the slots of the lease %s of %s?", fmt.Sprint(fence), args[0]); err != nil {
 			return err
@@ -89,7 +56,7 @@ next holder until its next renewal fails. If the lease is on several limits, it 
 			}
 			err = a.release(ctx, db, args[0], key, fence)
 			if errors.Is(err, ratelimit.ErrLeaseLost) {
-				return notFound("there is no lease %d on this bucket of %q, or it has ended; see ratelimit leases list", fence,
+				return notFound("there is no lease %d on this bucket of %q, or it has ended; see ratelimit get", fence,
 					args[0])
 			}
 			if err != nil {

@@ -110,7 +110,7 @@ func (a *app) decide(
 // none.
 func forSlots(err error) error {
 	if errors.Is(err, ratelimit.ErrInvalidRequest) {
-		return fmt.Errorf("%w; programs do that, and here check says whether a slot is free, leases list who holds one, "+
+		return fmt.Errorf("%w; programs do that, and here check says whether a slot is free, get who holds one, "+
 			"and leases release gives one back", err)
 	}
 	return err
