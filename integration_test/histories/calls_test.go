@@ -29,13 +29,13 @@ func calls() []verb {
 		{"Check", 3, decides("Check", (*ratelimit.Limiter).Check)},
 		{"Require", 4, does("Require", (*ratelimit.Limiter).Require)},
 		{"Wait", 2, wait},
-		{"Reserve", 7, reserve},
+		{"Reserve", 9, reserve},
 		{"CheckReserve", 2, checkReserve},
 		{"Start", 3, start},
 		{"Started", 2, started},
 		{"Renew", 3, renew},
-		{"Settle", 4, settleReserved},
-		{"Cancel", 3, cancelReserved},
+		{"Settle", 9, settleReserved},
+		{"Cancel", 5, cancelReserved},
 		{"Expire", 2, expire},
 		{"Acquire", 8, acquire},
 		{"RenewLease", 5, renewLease},
@@ -255,6 +255,15 @@ const noReservation = "00000000-0000-4000-8000-000000000000"
 
 func (h *history) reservation(d *draw) ticket { return h.pick(d, h.reservations, noReservation) }
 
+// lastReservation returns a reservation for a call that ends it. Mostly no later call gets the same one.
+func (h *history) lastReservation(d *draw) ticket {
+	of := h.reservation(d)
+	if !d.oneIn(3) {
+		h.reservations = slices.DeleteFunc(h.reservations, func(r ticket) bool { return r.id == of.id })
+	}
+	return of
+}
+
 // turn writes a turn.
 func (h *history) turn(s ratelimit.Turn, err error) error {
 	if err == nil {
@@ -278,12 +287,12 @@ func started(ctx context.Context, h *history, d *draw) error {
 }
 
 func cancelReserved(ctx context.Context, h *history, d *draw) error {
-	return h.in.Cancel(ctx, h.reservation(d).id)
+	return h.in.Cancel(ctx, h.lastReservation(d).id)
 }
 
 // settleReserved settles at other costs than were reserved, and at times for another bucket.
 func settleReserved(ctx context.Context, h *history, d *draw) error {
-	of := h.reservation(d)
+	of := h.lastReservation(d)
 	var actual []ask
 	for _, a := range of.asked {
 		if d.oneIn(2) {

@@ -27,7 +27,6 @@ type history struct {
 	limits []*limit
 	keys   []string
 	start  time.Time
-	latest time.Time // that the clock has shown
 
 	mu     sync.Mutex
 	offset time.Duration // between the clocks of the database and of the bubble
@@ -103,7 +102,7 @@ func newHistory(n number, pool ratelimit.Pool) (*history, error) {
 		time.Date(2026, 11, 1, 3, 59, 50, 0, time.UTC),   // and there in New York
 		time.Date(2026, 3, 31, 23, 59, 45, 0, time.UTC),  // a quarter ends
 	).Add(d.span(20 * time.Second))
-	h.offset, h.text.start, h.latest = time.Until(h.start), h.start, h.start
+	h.offset, h.text.start = time.Until(h.start), h.start
 	for i := range 1 + d.IntN(4) {
 		h.limits = append(h.limits, drawLimit(d, i))
 	}
@@ -198,31 +197,23 @@ func (h *history) settle() {
 	h.events = h.events[:0]
 }
 
-// advance lets time pass, or steps the clock of the database. In a transaction no timer fires, because its work might
-// wait for a row that the transaction holds.
+// advance lets time pass, or sets the clock of the database forward. In a transaction no timer fires, because its work
+// might wait for a row that the transaction holds.
 func (h *history) advance(d *draw) {
 	pass, by := h.sleep, time.Duration(0)
 	if h.level != noTransaction {
 		pass = h.step
 	}
-	switch d.IntN(8) {
+	switch d.IntN(7) {
 	case 0, 1:
 		return
 	case 2, 3, 4:
 		by = d.span(3 * time.Second)
 	case 5:
 		by = d.span(30 * time.Second)
-	case 6:
-		by = -d.span(oneOf(d, time.Second, 20*time.Second, 50*time.Second))
-		if h.hasWrongClock() {
-			by *= 10
-		} else {
-			by = max(by, h.latest.Add(-55*time.Second).Sub(h.now()))
-		}
-		pass = h.step
 	default:
 		switch {
-		case d.oneIn(4):
+		case d.oneIn(8):
 			by, pass = d.span(3*ratelimit.Day), h.step
 		case d.oneIn(2):
 			by = time.Second
@@ -230,9 +221,6 @@ func (h *history) advance(d *draw) {
 	}
 	fmt.Fprintf(&h.text, "clock%+d\n", by.Microseconds())
 	pass(by)
-	if now := h.now(); now.After(h.latest) {
-		h.latest = now
-	}
 }
 
 // sleep has time pass by all clocks. Timers of the library never go off in the same instant: they are of whole
@@ -241,9 +229,6 @@ func (h *history) sleep(by time.Duration) {
 	time.Sleep(by + 7*time.Nanosecond)
 	h.step(-7 * time.Nanosecond)
 }
-
-// hasWrongClock reports whether the clock steps back by more than a minute, so that buckets are of a wrong clock.
-func (h *history) hasWrongClock() bool { return h.number.n%8 == 7 }
 
 // one makes one call of any verb.
 func (h *history) one(ctx context.Context, d *draw) {
