@@ -1,5 +1,5 @@
 // Command ratelimit looks after the limits in a Postgres database: it migrates, shows and changes rules, reads and
-// takes from buckets, replays access logs and examines the server. See docs/cli.md, or run it with help.
+// takes from buckets, replays past requests and examines the server. See docs/cli.md, or run it with help.
 package main
 
 import (

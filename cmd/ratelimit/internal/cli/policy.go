@@ -165,10 +165,7 @@ func (a *app) onPlan(ctx context.Context, db *database, b bucket, d definition, 
 	}
 	b.isStated, b.request = d.policy != "", limit.ForStoredKey(b.stored).Plan(plan)
 	if b.why == nil {
-		b.limiter, err = ratelimit.New(db.pool, ratelimit.Config{
-			Schema: db.schema, Policies: b.set, Timeout: -1,
-			NoBatching: true,
-		})
+		b.limiter, err = db.newLimiter(ratelimit.Config{Policies: b.set})
 	} else {
 		b.why = fmt.Errorf("the policy of this bucket of %q is unknown: the tables are not enough, and %w; set "+
 			"--policy to the policy in the code; see ratelimit help policies", name, b.why)
@@ -193,11 +190,14 @@ func (a *app) limiter(ctx context.Context, db *database,
 	if err != nil {
 		return nil, nil, err
 	}
-	limiter, err := ratelimit.New(db.pool, ratelimit.Config{
-		Schema: db.schema, Policies: set, Timeout: -1,
-		NoBatching: true,
-	})
+	limiter, err := db.newLimiter(ratelimit.Config{Policies: set})
 	return limiter, set, err
+}
+
+// newLimiter returns a Limiter for one command: the command has its own timeout, and makes one call.
+func (db *database) newLimiter(config ratelimit.Config) (*ratelimit.Limiter, error) {
+	config.Schema, config.Timeout, config.NoBatching = db.schema, -1, true
+	return ratelimit.New(db.pool, config)
 }
 
 // unreadable notes invalid rules in the tables. The statement before an invalid one stays in force.
@@ -248,9 +248,8 @@ func probes(db *database, b *bucket, name string, kind ratelimit.Kind,
 		return nil, [2]ratelimit.Limit{}, err
 	}
 	many, invalid := ratelimit.NewLimit(name, ratelimit.PerSecond(1e12))
-	limiter, err := ratelimit.New(db.pool, ratelimit.Config{
-		Schema: db.schema, Policies: b.set, Observer: silent{}, AsOf: func() time.Time { return b.now }, Timeout: -1,
-		NoBatching: true,
+	limiter, err := db.newLimiter(ratelimit.Config{
+		Policies: b.set, Observer: silent{}, AsOf: func() time.Time { return b.now },
 	})
 	return limiter, [2]ratelimit.Limit{few, many}, errors.Join(invalid, err)
 }
@@ -322,10 +321,7 @@ func (a *app) keyOf(ctx context.Context, db *database, stored bool,
 	if err != nil && !stored {
 		return nil, err
 	}
-	limiter, err := ratelimit.New(db.pool, ratelimit.Config{
-		Schema: db.schema, HashKey: secret, Timeout: -1,
-		NoBatching: true,
-	})
+	limiter, err := db.newLimiter(ratelimit.Config{HashKey: secret})
 	isChecked := stored
 	return func(limit string) (string, error) {
 		probe, err := ratelimit.NewLimit(limit, ratelimit.PerSecond(1)) // its policy plays no part
