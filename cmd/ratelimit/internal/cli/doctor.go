@@ -18,9 +18,10 @@ func (a *app) doctorCommand() *cobra.Command {
 	var all bool
 	cmd := a.command(cobra.Command{
 		Use:   "doctor",
-		Short: "Check the database and the server, and advise how to correct problems",
-		Long: `Check the database for problems of rate limits, and advise how to correct them. It only reads. Connect as your programs do,
-through the same pooler, because the connection is checked, too. --all also prints the checks without a problem.`,
+		Short: "Find problems in the database and the server, and say how to fix them",
+		Long: `Find problems in the database and the server, and say how to fix each. It only reads. Connect as your
+programs do, through the same pooler, because it also checks the connection. --all also prints the checks
+that found nothing.`,
 		Args:    noArguments,
 		Example: "  ratelimit doctor --role app",
 	}, func(ctx context.Context, _ []string) (err error) {

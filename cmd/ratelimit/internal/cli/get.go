@@ -26,12 +26,12 @@ func (a *app) getCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "get LIMIT [KEY]",
 		Short: "Show a bucket: its level, its policy, and who waits",
-		Long: `Show a bucket: its level, its policy and where the policy comes from, owed tokens, when it is full, pauses, open
-reservations, leases, the share that an upstream accepts, and the refusals of the last hour if programs count them
-(package refusals). It takes nothing. Without KEY it shows the shared bucket.
+		Long: `Show a bucket: its level and debt, its policy and where that comes from, when it's full, pauses, open
+reservations, leases, the share that an upstream accepts, and the last hour's refusals if your programs
+count them (package refusals). It takes nothing. Without KEY it shows the shared bucket.
 
-If the limit has rules for plans, the plan of the key is that of its last refusal or reservation. If it has none, each plan
-is shown, unless you name one with --plan or --no-plan. If no policy is known, it shows the stored numbers.`,
+If the limit has rules for plans, you see the plan in the key's last refusal or reservation, or else every plan,
+unless you set --plan or --no-plan. If no policy is known, you see the stored numbers.`,
 		Args: limitAndKey,
 		Example: `  ratelimit get sendMessage ada
   ratelimit get sendMessage ada --plan pro -o json`,

@@ -15,8 +15,8 @@ func (a *app) grantsCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "grants",
 		Short: "Print the statements that give each role its privileges",
-		Long: `Print the statements that give each role only the privileges it needs. It uses no database: pipe the output to psql as the
-owner of the tables. The roles must exist.`,
+		Long: `Print the statements that give each role only the privileges it needs. The roles must exist. It uses no
+database, so pipe the output to psql as the tables' owner.`,
 		Args:    noArguments,
 		Example: "  ratelimit grants --application app --operator support --reader status_page | psql",
 	}, func(context.Context, []string) error {
@@ -36,7 +36,7 @@ owner of the tables. The roles must exist.`,
 	flags.StringVar(&roles.Reader, "reader", "", "role of pages and monitoring, which only reads")
 	flags.StringVar(&roles.Caller, "caller", "", "role of programs in other languages: it calls the functions for "+
 		"people, and sees no table")
-	flags.StringVar(&roles.Client, "client", "", "role of clients with SQL of their own: it may only call take_own")
+	flags.StringVar(&roles.Client, "client", "", "role of clients that run their own SQL: it may only call take_own")
 	flags.StringVar(&roles.Owner, "owner", "", "role that migrates; it becomes the owner of the tables")
 	flags.BoolVar(&roles.RowSecurity, "row-security", false, "also print the policies that the roles need under row "+
 		"level security")

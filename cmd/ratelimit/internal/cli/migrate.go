@@ -118,9 +118,9 @@ func (a *app) migrateUp() *cobra.Command {
 	return a.withOutput(a.command(cobra.Command{
 		Use:   "up",
 		Short: "Apply the missing migrations",
-		Long: `Apply the missing migrations, each in its own transaction. Run it before you start programs of a newer version. You can run
-it any number of times, and while programs run. The role that runs it owns the tables. Connect to the server itself, or
-through a pooler in session mode. Without --timeout there is no time limit.`,
+		Long: `Apply the missing migrations, each in its own transaction. Run it before you start programs with a newer
+version, any number of times, and even while programs run. The role that runs it owns the tables. Connect to
+the server itself, or through a pooler in session mode. Without --timeout there is no time limit.`,
 		Args:    noArguments,
 		Example: "  ratelimit migrate up",
 	}, func(ctx context.Context, _ []string) error {
@@ -133,8 +133,8 @@ func (a *app) migrateDown() *cobra.Command {
 	return a.withYes(a.withOutput(a.command(cobra.Command{
 		Use:   "down",
 		Short: "Remove the tables with all data",
-		Long: `Remove the tables with all data: buckets, reservations, rules and the history of the rules. After the next up every bucket is
-full. Until then, the calls of programs fail.`,
+		Long: `Remove the tables with all data: buckets, reservations, rules and their history. Your programs' calls fail
+until you run up again, and then every bucket is full.`,
 		Args:    noArguments,
 		Example: "  ratelimit migrate down --schema trial --yes",
 	}, func(ctx context.Context, _ []string) error {
@@ -151,8 +151,9 @@ func (a *app) migratePrint() *cobra.Command {
 	return a.command(cobra.Command{
 		Use:   "print",
 		Short: "Print the SQL that up sends to an empty database",
-		Long: `Print the SQL of all migrations in order, for other migration tools. It uses no database. The SQL records its versions for
-migrate status and doctor. After an update of ratelimit, print again, and apply the new migrations.`,
+		Long: `Print the SQL of all migrations in order, for another migration tool. It uses no database. The SQL records
+its versions for migrate status and doctor. After you update ratelimit, print it again and apply the new
+migrations.`,
 		Args: noArguments,
 		Example: `  ratelimit migrate print > migrations/0042_ratelimit.sql
   ratelimit migrate print --schema limits | psql --single-transaction`,

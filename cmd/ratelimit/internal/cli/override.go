@@ -12,7 +12,7 @@ import (
 )
 
 func (a *app) overrideCommands() *cobra.Command {
-	cmd := &cobra.Command{Use: "override", Short: "Give one key a policy of its own, and take it back"}
+	cmd := &cobra.Command{Use: "override", Short: "Give one key its own policy, or remove it"}
 	cmd.AddCommand(a.overrideSet(), a.overrideDelete())
 	asGroup(cmd)
 	return cmd
@@ -32,10 +32,9 @@ func (a *app) overrideSet() *cobra.Command {
 	var f overrideFlags
 	cmd := a.command(cobra.Command{
 		Use:   "set LIMIT [KEY]",
-		Short: "Give one key a policy of its own",
-		Long: `Show and, after a confirmation, store an override of one key: a multiple of the rule, another plan, or a
-policy. It replaces the key's override, and other overrides stay. What a key has left then is shown before. Without KEY
-it is for the shared bucket.`,
+		Short: "Give one key its own policy",
+		Long: `Give one key a multiple of its rule, another plan, or its own policy. You see what the key will have, and
+confirm. It replaces the key's override; other keys' overrides stay. Without KEY it's for the shared bucket.`,
 		Args: limitAndKey,
 		Example: `  ratelimit override set sendMessage acme --multiplier 5 --for 24h --reason "their launch"
   ratelimit override set sendMessage acme --policy 'rate: 500, period: hour' --reason "a new contract"`,
@@ -52,7 +51,7 @@ it is for the shared bucket.`,
 	flags := cmd.Flags()
 	flags.Float64Var(&f.Multiplier, "multiplier", 0, "multiple of the rule, such as 5 or 0.5")
 	flags.StringVar(&f.OnPlan, "on-plan", "", "plan whose rule the key has")
-	flags.StringVar(&f.says, "policy", "", "policy of the key's own, such as '500 per hour'; see ratelimit help policies")
+	flags.StringVar(&f.says, "policy", "", "the key's own policy, such as '500 per hour'; see ratelimit help policies")
 	flags.StringVar(&f.onChange, "on-change", "",
 		"what becomes of its tokens: carry, keep, scale, add or reset (default: carry for a window, keep for a token bucket)")
 	flags.Var(&f.lasts, "for", "duration, such as 24h")
@@ -139,9 +138,9 @@ func (a *app) overrideDelete() *cobra.Command {
 	var isStored bool
 	cmd := a.command(cobra.Command{
 		Use:   "delete LIMIT [KEY]",
-		Short: "Take back the override of one key",
-		Long: `Show and, after a confirmation, delete the override of one key, so that its rule decides again. Other
-overrides stay. Without KEY it is that of the shared bucket.`,
+		Short: "Remove one key's override",
+		Long: `Delete one key's override, so its rule decides again. You see what the key will have, and confirm. Without
+KEY it's the shared bucket's override.`,
 		Args:    limitAndKey,
 		Example: `  ratelimit override delete sendMessage acme --reason "the launch is over"`,
 	}, func(ctx context.Context, args []string) error {

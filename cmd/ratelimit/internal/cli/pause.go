@@ -63,9 +63,9 @@ func (a *app) pauseCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "pause LIMIT [KEY]",
 		Short: "Refuse every request to a limit, or to one key of it, for a time",
-		Long: `Refuse all requests to a limit, or to one KEY, until an instant. Reserved work is not ready before. The pause takes effect
-when a program loads it, replaces overlapping pauses, and ends by itself. Programs need Config.Policies. Without KEY it is
-for all keys, and needs a confirmation, as a limit does that has neither a rule nor a bucket.`,
+		Long: `Refuse every request to a limit, or to one KEY, for a time. Reserved work isn't ready before. The pause
+takes effect when a program loads it, which needs Config.Policies, replaces overlapping pauses, and ends by
+itself. You must confirm a pause without KEY, and one for a limit that has neither a rule nor a bucket.`,
 		Args: limitAndKey,
 		Example: `  ratelimit pause sendMessage ada --for 1h --reason "the key was published"
   ratelimit pause completions --until 2026-12-31T18:00:00Z --reason "the provider is down" --yes`,

@@ -40,8 +40,8 @@ func (a *app) reservationsList() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "list",
 		Short: "Show reservations",
-		Long: `Show reservations: their tokens and their state. They are sorted by the instant at which they expire, or at which the record
-of an ended reservation is deleted.`,
+		Long: `Show reservations with their tokens and states, sorted by when they expire or, once they have ended, by when
+their rows are deleted.`,
 		Args:    noArguments,
 		Example: "  ratelimit reservations list --limit completions --waiting",
 	}, func(ctx context.Context, _ []string) error {
@@ -134,8 +134,8 @@ func (a *app) reservationsCancel() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "cancel ID",
 		Short: "Cancel a reservation and return its tokens",
-		Long: `Cancel a reservation whose work will not run, and return its tokens. Later reservations keep their times. Work that calls
-Start first does not run then. Cancelling again changes nothing.`,
+		Long: `Cancel a reservation whose work will never run, and return its tokens. Later reservations keep their times.
+Work that calls Start first doesn't run then. Cancelling again changes nothing.`,
 		Args:    oneArgument("an ID, as reservations list shows it"),
 		Example: "  ratelimit reservations cancel 0d5f7c0e-6c0b-4f6e-9a5c-0f1f8e3d2a11 --yes",
 	}, func(ctx context.Context, args []string) error {

@@ -245,9 +245,9 @@ func (a *app) rulesDiff() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "diff",
 		Short: "Show how the tables differ from a file",
-		Long: `Show what apply would change, and change nothing. The last stored version of a rule counts, also before it takes effect. Rules
-and overrides that are not in the file count as a difference only with --delete-missing and --delete-missing-overrides;
-otherwise their number is noted on standard error.`,
+		Long: `Show what apply would change, and change nothing. It compares with each rule's last stored version, even if
+that isn't in effect yet. Rules and overrides that the file lacks only count with --delete-missing and
+--delete-missing-overrides; otherwise it notes their number on standard error.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules diff -f rules.yaml",
 	}, func(ctx context.Context, _ []string) error {

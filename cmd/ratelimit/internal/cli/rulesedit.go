@@ -43,7 +43,7 @@ func (a *app) editRules(
 
 // withChange gives a command the flags of one that changes rules.
 func (a *app) withChange(cmd *cobra.Command, e *editFlags) *cobra.Command {
-	cmd.Flags().Var(&e.from, "from", "instant at which the change takes effect, such as 2026-12-31T18:00:00Z")
+	cmd.Flags().Var(&e.from, "from", "time when the change takes effect, such as 2026-12-31T18:00:00Z")
 	return a.withYes(a.withOutput(withEdit(cmd, e)))
 }
 
@@ -74,9 +74,8 @@ func (a *app) rulesDelete() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "delete LIMIT",
 		Short: "Delete the rule of a limit, or of one plan",
-		Long: `Show and, after a confirmation, delete the rule of a limit without a plan, or with --plan the rule of that
-plan. The rule without a plan decides for a plan without a rule, and the definition in the code if there is none.
-Overrides stay.`,
+		Long: `Delete a limit's rule without a plan, or with --plan that plan's rule, once you confirm. Then the rule
+without a plan decides, or else the definition in the code. Overrides stay.`,
 		Args:    oneArgument("a LIMIT"),
 		Example: `  ratelimit rules delete sendMessage --plan pro --reason "the plan is gone"`,
 	}, func(ctx context.Context, args []string) error {
@@ -92,9 +91,9 @@ func (a *app) rulesRevert() *cobra.Command {
 	var e editFlags
 	cmd := a.command(cobra.Command{
 		Use:   "revert VERSION",
-		Short: "Take back a change of rules, overrides or tiers",
-		Long: `Show and, after a confirmation, store again what the rules, overrides and tiers of a change said before it. It
-is a new change in the history, which can be reverted, too. Pauses are not reverted: see pause and resume.`,
+		Short: "Undo a change of rules, overrides or tiers",
+		Long: `Store again what the rules, overrides and tiers said before a change, once you confirm. It is a new change
+in the history, so you can revert it, too. Pauses aren't reverted: see pause and resume.`,
 		Args:    oneArgument("a VERSION, as rules history shows it"),
 		Example: `  ratelimit rules revert 12 --reason "the raise was for another customer"`,
 	}, func(ctx context.Context, args []string) error {

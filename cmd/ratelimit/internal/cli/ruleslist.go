@@ -16,8 +16,8 @@ func (a *app) rulesCommands() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "rules",
 		Short: "Show and change the stored rules",
-		Long: `Show and change the stored rules of limits and plans, and tiers, overrides and pauses. Keep them in a YAML file in git, show
-the difference, and apply it. go doc rules.Document lists the fields of the file.`,
+		Long: `Show and change the stored rules of limits and plans, and tiers, overrides and pauses. Keep them in a YAML
+file in git, look at the difference, and apply it. go doc rules.Document lists the file's fields.`,
 	}
 	cmd.AddCommand(a.rulesList(), a.rulesGet(), a.rulesValidate(), a.rulesDiff(), a.rulesApply(), a.rulesDelete(),
 		a.rulesHistory(), a.rulesRevert())
@@ -145,9 +145,9 @@ func (a *app) rulesList() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "list",
 		Short: "Show all rules, overrides, pauses and tiers",
-		Long: `Show all current and future rules, overrides, pauses and tiers. With -o yaml or -o json it prints the last stored rules,
-overrides and tiers as a file for apply, for example to begin with rules in git. Such a file has no pauses; see rules
-history --of pause.`,
+		Long: `Show all current and future rules, overrides, pauses and tiers. With -o yaml or -o json it prints the last
+stored rules, overrides and tiers as a file for apply, for example to begin with rules in git. That file has
+no pauses; see rules history --of pause.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules list -o yaml > rules.yaml",
 	}, func(ctx context.Context, _ []string) error {

@@ -28,8 +28,9 @@ func (a *app) rulesValidate() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "validate",
 		Short: "Check a rules file",
-		Long: `Check a rules file, and print the first error with its line. It uses no database. It notes a capacity below 1, names of limits
-that differ only in case, limits of tiers without a rule, and attributes of tiers that programs must declare.`,
+		Long: `Check a rules file, and print the first error with its line. It uses no database. It notes a capacity below
+1, limits whose names differ only in case, tiers whose limits have no rule, and attributes that programs
+must declare.`,
 		Args:    noArguments,
 		Example: "  ratelimit rules validate -f rules.yaml",
 	}, func(ctx context.Context, _ []string) error {

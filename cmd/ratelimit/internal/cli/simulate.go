@@ -17,12 +17,14 @@ func (a *app) simulateCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "simulate -f rules.yaml [requests.csv]",
 		Short: "Replay past requests against rules: who would have been refused, and when",
-		Long: `Replay past requests against a rules file: who would have been refused, by which limit, and when. It uses no database. Each
-request is decided as a take at its time, on buckets that are full at first.
-The requests are CSV with a head, from a file or standard input, in the order of time. The column time is required, as RFC 3339
-or as psql prints it. The tiers of the rules select the limits for a request by the other columns: user, tenant, plan, address,
-route, and those that the tiers name. Without tiers, use --by; the cost is then the column cost, or 1.
-Refused clients might have returned, which no log has. Memory grows with the number of distinct keys.`,
+		Long: `Replay past requests against a rules file: who would have been refused, by which limit, and when. It uses no
+database. It decides each request as a take at its time, on buckets that are full at first.
+
+The requests are CSV with a head, from a file or standard input, in time order. The column time is required, as RFC
+3339 or as psql prints it. The rules' tiers select a request's limits by the other columns: user, tenant, plan,
+address, route, and those that the tiers name. Without tiers, use --by; then the column cost is the cost, or 1.
+
+Refused clients might have come back, which no log shows. Memory grows with the number of distinct keys.`,
 		Args: cobra.MaximumNArgs(1),
 		Example: `  psql --csv -c 'SELECT created_at AS time, author AS user FROM messages ORDER BY 1' |
     ratelimit simulate -f rules.yaml --by user --limit sendMessage`,

@@ -15,8 +15,8 @@ func (a *app) sqlCommand() *cobra.Command {
 	return a.command(cobra.Command{
 		Use:   "sql",
 		Short: "Print a psql script with the calls for the limits of this database",
-		Long: `Print a psql script with the calls of the functions in SQL for each limit that has a rule: in one transaction, which it rolls
-back, so that you can run it and copy from it. docs/sql.md describes the functions.`,
+		Long: `Print a psql script that calls the SQL functions for each limit with a rule, in one transaction that it
+rolls back, so you can run it and copy from it. docs/sql.md describes the functions.`,
 		Args:    noArguments,
 		Example: `  ratelimit sql | psql -v key=ada "$DATABASE_URL"`,
 	}, func(ctx context.Context, _ []string) error {

@@ -139,8 +139,8 @@ func (a *app) takeCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "take LIMIT [KEY]",
 		Short: "Take tokens from a bucket",
-		Long: `Take tokens from a bucket, as a program does: the whole cost, or nothing. Without KEY it takes from the shared bucket. It needs
-no confirmation.`,
+		Long: `Take tokens from a bucket, as a program does: the whole cost, or nothing. Without KEY it takes from the
+shared bucket. It doesn't ask for confirmation.`,
 		Args:    limitAndKey,
 		Example: "  ratelimit take nightlyExport && ./export.sh",
 	}, func(ctx context.Context, args []string) error {
@@ -181,9 +181,9 @@ func (a *app) resetCommand() *cobra.Command {
 	var f bucketFlags
 	cmd := a.command(cobra.Command{
 		Use:   "reset LIMIT [KEY]",
-		Short: "Fill a bucket and forget its owed tokens",
-		Long: `Fill a bucket to its capacity, and forget owed tokens, so reserved work comes on top. A pause stays: see resume. Without KEY it
-fills the shared bucket.`,
+		Short: "Fill a bucket and forget its debt",
+		Long: `Fill a bucket to its capacity and forget its debt, so open reservations come on top. A pause stays: see
+resume. Without KEY it fills the shared bucket.`,
 		Args:    limitAndKey,
 		Example: "  ratelimit reset failedLogins ada --yes",
 	}, func(ctx context.Context, args []string) error {
@@ -206,8 +206,8 @@ func (a *app) creditCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "credit LIMIT [KEY]",
 		Short: "Return tokens to a bucket",
-		Long: `Return tokens to a bucket, up to its capacity. It is not idempotent: after an error use get before you try again. Without KEY
-it returns them to the shared bucket.`,
+		Long: `Return tokens to a bucket, up to its capacity. A second call returns them again, so after an error use get
+before you repeat it. Without KEY it returns them to the shared bucket.`,
 		Args:    limitAndKey,
 		Example: "  ratelimit credit sendMessage ada --cost 2",
 	}, func(ctx context.Context, args []string) error {

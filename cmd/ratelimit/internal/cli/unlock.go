@@ -21,8 +21,8 @@ func (a *app) unlockCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "unlock LOCK KEY",
 		Short: "Unlock a key that package lockout has locked",
-		Long: `End the lock of a key, and forget its past locks, which make the next one longer, after it asks. LOCK is the
-name of the lock in the program, as in lockout.Define. The limit of the attempts stays as it is: see ratelimit key.`,
+		Long: `End a key's lock, and forget its past locks, which make the next one longer, once you confirm. LOCK is the
+lock's name in the program, as in lockout.Define. The attempts' limit stays as it is: see ratelimit key.`,
 		Args:    lockAndKey,
 		Example: "  ratelimit unlock login.locked ada",
 	}, func(ctx context.Context, args []string) error {
