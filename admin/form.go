@@ -88,7 +88,7 @@ func (f form) instant(name string) (time.Time, error) {
 			return at.UTC(), nil
 		}
 	}
-	return time.Time{}, wrong("%s is no instant. Write it as 2026-01-31T18:00, in UTC.", label(name))
+	return time.Time{}, wrong("%s is not a date and time. Write it as 2026-01-31T18:00, in UTC.", label(name))
 }
 
 func (f form) rule() (rules.Rule, error) {

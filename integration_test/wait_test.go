@@ -55,7 +55,7 @@ func TestTheWaitOfADeadProcessReturnsItsTokens(t *testing.T) {
 	cancel()
 	err := <-done
 	require.ErrorIs(t, err, context.Canceled)
-	require.ErrorContains(t, err, "what it reserved stays so until Expire ends it")
+	require.ErrorContains(t, err, "its tokens stay reserved until Expire ends the reservation")
 	require.InDelta(t, -1, s.outside.held(t, "queued", ""), 0.01)
 	for after, want := range []int{0, 1} { // seconds after the minute has passed
 		clock.set(clockNoon.Add(ratelimit.Day + time.Minute + time.Duration(2*after-1)*time.Second))

@@ -161,7 +161,7 @@ var zones sync.Map //nolint:gochecknoglobals // a memo of time.LoadLocation, so 
 // zoneOf returns the time zone called name, or an error.
 func zoneOf(name string) (zone *time.Location, err error) {
 	if name == "Local" || strings.EqualFold(name, "localtime") {
-		return nil, fmt.Errorf("its Zone is %q, which is another zone on each machine; name the place, such as %q", name,
+		return nil, fmt.Errorf("its Zone is %q, which differs on each machine; name a zone, such as %q", name,
 			"Europe/Berlin")
 	}
 	if known, found := zones.Load(name); found {

@@ -53,7 +53,7 @@ func (l *Limiter) ChargeUntil(ctx context.Context, until time.Time, request Requ
 	case c.plan.of[0].mode == Off: // it takes no tokens
 		instant = math.MinInt64
 	case t.Rate*float64(instant-l.config.estimate())/(float64(t.Step)*t.Steps) > bucket.MaxTokens:
-		return end, during(verb, fmt.Errorf("%w: until %v %q would owe more than %g tokens; name an earlier instant",
+		return end, during(verb, fmt.Errorf("%w: until %v %q would owe more than %g tokens; name an earlier time",
 			ErrInvalidRequest, until, limit.Name(), bucket.MaxTokens))
 	}
 	rows, _ := c.plan.rows(true)

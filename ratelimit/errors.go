@@ -308,7 +308,7 @@ type CapacityError struct {
 }
 
 func (e *CapacityError) Error() string {
-	return fmt.Sprintf("%v: %v of %q, which can never give more than %v at once; lower the cost or raise the capacity",
+	return fmt.Sprintf("%v: %v of %q, which allows at most %v; lower the cost or raise the capacity",
 		ErrCostExceedsCapacity, e.Cost, e.Limit, e.Most)
 }
 

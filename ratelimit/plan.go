@@ -226,7 +226,7 @@ func limitOwed(a *bucket.Ask, limit Limit, reserve bool) error {
 		return checkMost(limit, a.Cost, a.Terms.Capacity)
 	}
 	if !a.Terms.Reserves && !a.Terms.Kind.Owes() {
-		return fmt.Errorf("%w: %q is %v, of which nothing can be had ahead of time; call Take, and again after its RetryAfter", ErrNoReservations, limit.Name(), limit.Policy())
+		return fmt.Errorf("%w: %q is %v, whose tokens cannot be reserved in advance; call Take, and again after its RetryAfter", ErrNoReservations, limit.Name(), limit.Policy())
 	}
 	if !a.Terms.Reserves {
 		return fmt.Errorf("%w: %q has NoReservations; call Take, or set MaxReserved", ErrNoReservations, limit.Name())

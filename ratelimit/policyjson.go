@@ -168,7 +168,7 @@ func (m *maxOwed) UnmarshalJSON(data []byte) error {
 		return nil
 	}
 	if err := json.Unmarshal(data, (*float64)(m)); err != nil || *m < 0 {
-		return fmt.Errorf("write a number above 0, or 0 to reserve only what is there, or %s, or leave it out for the default", forbidden)
+		return fmt.Errorf("write a number above 0, or 0 to reserve only available tokens, or %s, or leave it out for the default", forbidden)
 	}
 	return nil
 }
@@ -187,7 +187,7 @@ func (t instantText) MarshalJSON() ([]byte, error) { return t.UTC().MarshalJSON(
 
 func (t *instantText) UnmarshalJSON(data []byte) error {
 	if t.Time.UnmarshalJSON(data) != nil {
-		return errors.New("write an instant such as 2026-01-31T15:04:05Z")
+		return errors.New("write a time such as 2026-01-31T15:04:05Z")
 	}
 	t.Time = t.UTC()
 	return nil

@@ -192,7 +192,7 @@ func (p TokenBucket) text() policyText {
 
 func (t *bucketText) policy() (Policy, error) {
 	if t.Rate != 0 && t.Period == 0 {
-		return nil, strictjson.Errorf("period", "is missing; say in which time the rate arrives, such as 1m")
+		return nil, strictjson.Errorf("period", "is missing; write the time in which rate tokens refill, such as 1m")
 	}
 	return TokenBucket{
 		Rate: t.Rate, Period: time.Duration(t.Period), Capacity: t.Capacity.tokens(), MaxReserved: t.MaxReserved.tokens(),

@@ -180,13 +180,13 @@ func invalidCosts() (rows []invalid) {
 		add(deciding+" "+changing, limit.For(secret).Cost(cost), ratelimit.ErrInvalidCost, small)
 	}
 	for _, cost := range []float64{math.MaxFloat64, math.MaxInt64, 1e308} {
-		add(deciding+" "+changing, limit.For(secret).Cost(cost), ratelimit.ErrCostExceedsCapacity, "can never give more than")
+		add(deciding+" "+changing, limit.For(secret).Cost(cost), ratelimit.ErrCostExceedsCapacity, "allows at most")
 	}
 	add("Take Check", limit.For(secret).Cost(1e6+5), ratelimit.ErrCostExceedsCapacity, "lower the cost or raise the capacity")
-	add("Reserve CheckReserve", limit.For(secret).Cost(1e6+5.1), ratelimit.ErrCostExceedsCapacity, "more than 1.000005e+06 at once; lower the cost or raise the capacity or MaxReserved")
+	add("Reserve CheckReserve", limit.For(secret).Cost(1e6+5.1), ratelimit.ErrCostExceedsCapacity, "at most 1.000005e+06; lower the cost or raise the capacity or MaxReserved")
 	little := ratelimit.Define("little", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 0.1, MaxReserved: 0.2})
 	const sum = 0.30000000000000004 // of the float64 values 0.1 and 0.2
-	add("Reserve", little.For(secret).Cost(sum), ratelimit.ErrCostExceedsCapacity, "more than 0.3 at once")
+	add("Reserve", little.For(secret).Cost(sum), ratelimit.ErrCostExceedsCapacity, "at most 0.3")
 	return rows
 }
 
@@ -202,8 +202,8 @@ func invalidSlots() []invalid {
 		{"Acquire", make(requests, 65), ratelimit.ErrInvalidRequest, "takes from 1 to 64"},
 		{"Acquire", requests{job.Cost(0)}, ratelimit.ErrInvalidCost, "one slot or more"},
 		{"Acquire", requests{job.Cost(1.5)}, ratelimit.ErrInvalidCost, "slots are whole: ask for one or more"},
-		{"Acquire", requests{job.Cost(4)}, ratelimit.ErrCostExceedsCapacity, "more than 3"},
-		{"Acquire", requests{job.Cost(2), job.Cost(2)}, ratelimit.ErrCostExceedsCapacity, "more than 3"},
+		{"Acquire", requests{job.Cost(4)}, ratelimit.ErrCostExceedsCapacity, "at most 3"},
+		{"Acquire", requests{job.Cost(2), job.Cost(2)}, ratelimit.ErrCostExceedsCapacity, "at most 3"},
 		{"Acquire", requests{ratelimit.Limit{}.For(secret)}, ratelimit.ErrInvalidLimit, "zero Limit"},
 		{"Acquire", requests{job.Limit().For("")}, ratelimit.ErrInvalidKey, "empty"},
 	}
@@ -231,7 +231,7 @@ func invalidRequests() []invalid {
 		{"Take Check", requests{limit.For(secret).Cost(6), limit.For(secret).Cost(5)}, ratelimit.ErrCostExceedsCapacity, `11 of "sendMessage"`},
 		{"Take Check", requests{full.Global(), full.Global()}, ratelimit.ErrCostExceedsCapacity, `2 of "full"`},
 		{"Take Check", requests{limit.For(secret), full.For(secret).Cost(2)}, ratelimit.ErrCostExceedsCapacity, `2 of "full"`},
-		{"Take Check", requests{spaced.For(secret)}, ratelimit.ErrCostExceedsCapacity, "can never give more than 0 at once"},
+		{"Take Check", requests{spaced.For(secret)}, ratelimit.ErrCostExceedsCapacity, "allows at most 0"},
 		{"Reserve", requests{full.For(secret)}, ratelimit.ErrNoReservations, "call Take, or set MaxReserved"},
 		{"Reserve", requests{limit.For(secret), full.For(secret)}, ratelimit.ErrNoReservations, `"full"`},
 		{"Reserve", requests{sliding.For(secret)}, ratelimit.ErrNoReservations, "call Take, and again after its RetryAfter"},
@@ -325,7 +325,7 @@ func TestInvalidLimiters(t *testing.T) {
 
 func TestNewChecksItsArguments(t *testing.T) {
 	t.Parallel()
-	const names, spans = "use a lower-case letter or _", "use a span up to 100 years"
+	const names, spans = "use a lower-case letter or _", "use a duration up to 100 years"
 	for _, c := range []struct {
 		pool   ratelimit.Pool
 		config ratelimit.Config

@@ -174,13 +174,13 @@ func readNode(r io.Reader) (*yaml.Node, error) {
 // read reads the parts of a file.
 func (d *Document) read(root *yaml.Node) error {
 	if root.Kind != yaml.MappingNode {
-		return fmt.Errorf("line %d: the file is no map with match, rules, tiers and overrides", root.Line)
+		return fmt.Errorf("line %d: the file is not a map with match, rules, tiers and overrides", root.Line)
 	}
 	seen := make(map[string]bool)
 	for i := 0; i < len(root.Content); i += 2 {
 		name, value := root.Content[i], root.Content[i+1]
 		if seen[name.Value] {
-			return fmt.Errorf("line %d: %q is there twice; keep one", name.Line, name.Value)
+			return fmt.Errorf("line %d: %q is given twice; keep one", name.Line, name.Value)
 		}
 		seen[name.Value] = true
 		var err error
@@ -214,7 +214,7 @@ func (d *Document) read(root *yaml.Node) error {
 // it has none.
 func listOf[T any](n *yaml.Node, name string, check func(*T) (any, error)) (items []T, err error) {
 	if n.Kind != yaml.SequenceNode && n.ShortTag() != "!!null" {
-		return nil, fmt.Errorf("line %d: %q is no list", n.Line, name)
+		return nil, fmt.Errorf("line %d: %q is not a list", n.Line, name)
 	}
 	seen := make(map[any]int)
 	for _, item := range n.Content {
@@ -228,7 +228,7 @@ func listOf[T any](n *yaml.Node, name string, check func(*T) (any, error)) (item
 			id, err = check(&t)
 		}
 		if line := seen[id]; err == nil && id != nil && line > 0 {
-			err = fmt.Errorf("it says what line %d says already; keep one", line)
+			err = fmt.Errorf("it repeats line %d; keep one", line)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("line %d: %s", lineOf(item, err), strings.TrimPrefix(err.Error(), ErrInvalid.Error()+": "))

@@ -39,7 +39,7 @@ func load(ctx context.Context, db beginner, sql *statements, known int64) (*load
 			return err
 		}
 		if l.version == 0 && known > 0 {
-			return fmt.Errorf("the tables have no rules, and version %d is loaded; if they were made anew, start the program "+
+			return fmt.Errorf("the tables have no rules, and version %d is loaded; if they were created again, start the program "+
 				"again", known)
 		}
 		rows, err := tx.Query(ctx, sql.load, maxChain+1, l.now-kept.Microseconds(), l.now)

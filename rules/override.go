@@ -112,7 +112,7 @@ func checkBucket(limit, key string) error {
 // checkInstant checks that an instant can be stored: the years 1 to 9999.
 func checkInstant(field string, at time.Time) error {
 	if at.Before(time.UnixMicro(minInstant)) || at.After(time.UnixMicro(maxInstant)) {
-		return fmt.Errorf("its %s is %v; use an instant from year 1 to year 9999", field, at.Round(0).UTC())
+		return fmt.Errorf("its %s is %v; use a time from year 1 to year 9999", field, at.Round(0).UTC())
 	}
 	return nil
 }

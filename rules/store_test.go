@@ -169,11 +169,11 @@ func TestApply(t *testing.T) {
 			require.ErrorContains(t, err, want)
 		}
 		for want, edit := range map[string]rules.Edit{
-			"no Author":         {Reason: "why"},
-			"no Reason":         {Author: "ana", Reason: " \t"},
-			"Author has":        {Author: strings.Repeat("a", 257), Reason: "why"},
-			"which is past":     {Author: "ana", Reason: "why", From: time.Now().Add(-time.Hour)},
-			"use an instant fr": {Author: "ana", Reason: "why", From: time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)},
+			"no Author":       {Reason: "why"},
+			"no Reason":       {Author: "ana", Reason: " \t"},
+			"Author has":      {Author: strings.Repeat("a", 257), Reason: "why"},
+			"which is past":   {Author: "ana", Reason: "why", From: time.Now().Add(-time.Hour)},
+			"use a time from": {Author: "ana", Reason: "why", From: time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)},
 		} {
 			_, err := f.store.Put(t.Context(), edit, good)
 			require.ErrorIs(t, err, rules.ErrInvalid, want)

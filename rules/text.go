@@ -201,7 +201,7 @@ func (t instant) MarshalJSON() ([]byte, error) { return t.UTC().MarshalJSON() }
 
 func (t *instant) UnmarshalJSON(data []byte) error {
 	if t.Time.UnmarshalJSON(data) != nil {
-		return errors.New("write an instant such as 2026-01-31T15:04:05Z")
+		return errors.New("write a time such as 2026-01-31T15:04:05Z")
 	}
 	t.Time = t.UTC()
 	return nil

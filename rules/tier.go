@@ -309,7 +309,7 @@ func (t *Tier) check() error {
 	}
 	switch {
 	case !validName.MatchString(t.Limit):
-		return errors.New("its Limit is no name of a limit; use 1 to 64 letters, digits and _ . : / -")
+		return errors.New("its Limit is not a limit's name; use 1 to 64 letters, digits and _ . : / -")
 	case !isText(t.Key, maxPattern):
 		return fmt.Errorf("its Key has %d bytes; use up to %d of UTF-8 without NUL", len(t.Key), maxPattern)
 	case !isText(t.Route, maxPattern):

@@ -116,7 +116,7 @@ func (s *Scheduler) check(ctx context.Context, client *river.Client[pgx.Tx], arg
 		return nil, fmt.Errorf("%w: InsertOpts.ScheduledAt is set, but the reservation decides when the job runs; leave it "+
 			"out", ErrInvalidJob)
 	case opts.Jitter < 0:
-		return nil, fmt.Errorf("%w: Jitter is %v; use a span from 0 up", ErrInvalidJob, opts.Jitter)
+		return nil, fmt.Errorf("%w: Jitter is %v; use a duration from 0 up", ErrInvalidJob, opts.Jitter)
 	}
 	return parseMetadata(opts.Metadata, s.key)
 }

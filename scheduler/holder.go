@@ -57,7 +57,7 @@ func NewHolder(limiter *ratelimit.Limiter, config HolderConfig) (*Holder, error)
 	case config.Requests == nil:
 		return nil, fmt.Errorf("%w: Requests is nil; return what a job holds while it runs", ErrInvalidConfig)
 	case config.MaxSnooze < 0:
-		return nil, fmt.Errorf("%w: MaxSnooze is %v; use a span above 0, or 0 for the default", ErrInvalidConfig,
+		return nil, fmt.Errorf("%w: MaxSnooze is %v; use a duration above 0, or 0 for the default", ErrInvalidConfig,
 			config.MaxSnooze)
 	}
 	config.MaxSnooze = cmp.Or(config.MaxSnooze, defaultMaxSnooze)

@@ -79,7 +79,7 @@ func (c Config) validate() error {
 		}
 	}
 	if c.TakeUpEarly > riverInterval {
-		return fmt.Errorf("%w: TakeUpEarly is %v; use a span up to %v, 0 for the default, or less for none", ErrInvalidConfig,
+		return fmt.Errorf("%w: TakeUpEarly is %v; use a duration up to %v, 0 for the default, or less for none", ErrInvalidConfig,
 			c.TakeUpEarly, riverInterval)
 	}
 	return nil

@@ -40,7 +40,7 @@ func Parse(data []byte) (Object, error) {
 	}
 	d := json.NewDecoder(bytes.NewReader(data))
 	if open, err := d.Token(); err != nil || open != json.Delim('{') {
-		return nil, cmp.Or(err, errors.New("it is no object; write fields with their names"))
+		return nil, cmp.Or(err, errors.New("it is not an object; write fields with their names"))
 	}
 	object, seen := Object{}, map[string]bool{}
 	for d.More() {
@@ -54,14 +54,14 @@ func Parse(data []byte) (Object, error) {
 			return nil, err
 		}
 		if seen[field] {
-			return nil, Errorf(field, "is there twice; keep one")
+			return nil, Errorf(field, "is given twice; keep one")
 		}
 		if seen[field] = true; string(value) != "null" {
 			object[field] = value
 		}
 	}
 	if _, err := d.Token(); err != nil {
-		return nil, errors.New("the object has no end")
+		return nil, errors.New("the object does not end")
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("there is more after the object")

@@ -12,8 +12,8 @@ import (
 const maxSpan = 40_000 * 24 * time.Hour
 
 var (
-	errSpan     = errors.New("write a span such as 90s, 10m, 1h30m, 7d, 2w, minute, hour, day or week")
-	errLongSpan = errors.New("write a span of up to 40000 days")
+	errSpan     = errors.New("write a duration such as 90s, 10m, 1h30m, 7d, 2w, minute, hour, day or week")
+	errLongSpan = errors.New("write a duration of up to 40000 days")
 )
 
 // ParseSpan returns the span of time that text names: a word such as minute, a number of them such as 7d or 7 days, or

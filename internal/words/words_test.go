@@ -68,9 +68,9 @@ func TestSpansAreParsed(t *testing.T) {
 		require.Equal(t, want, d, text)
 	}
 	for text, want := range map[string]string{
-		"": "write a span", "60": "write a span", "0s": "write a span", "-1d": "write a span", "NaNd": "write a span", "fortnight": "write a span",
-		"d": "write a span", "month": "has no fixed length", "40001d": "up to 40000 days", "1000000h": "up to 40000 days", "Infw": "up to 40000 days",
-		"-7 days": "write a span", "1.5 days": "write a span", "4000000 days": "up to 40000 days", "99999999999 seconds": "write a span",
+		"": "write a duration", "60": "write a duration", "0s": "write a duration", "-1d": "write a duration", "NaNd": "write a duration", "fortnight": "write a duration",
+		"d": "write a duration", "month": "has no fixed length", "40001d": "up to 40000 days", "1000000h": "up to 40000 days", "Infw": "up to 40000 days",
+		"-7 days": "write a duration", "1.5 days": "write a duration", "4000000 days": "up to 40000 days", "99999999999 seconds": "write a duration",
 	} {
 		_, err := words.ParseSpan(text)
 		require.ErrorContains(t, err, want, text)

@@ -91,7 +91,7 @@ func peer(r *http.Request) (netip.Addr, error) {
 	if from, valid := address.Parse(r.RemoteAddr); valid {
 		return from, nil
 	}
-	return netip.Addr{}, fmt.Errorf("%w: RemoteAddr is no IP address, as on a Unix socket", ErrNoKey)
+	return netip.Addr{}, fmt.Errorf("%w: RemoteAddr is not an IP address, as on a Unix socket", ErrNoKey)
 }
 
 // XForwardedFor returns the Source that reads X-Forwarded-For. Each proxy adds the address of its peer to it. All
@@ -164,7 +164,7 @@ func (p Proxies) walk(lines []string) (netip.Addr, error) {
 		parsed, valid := address.Parse(strings.Trim(elements[len(elements)-hop], " \t"))
 		switch {
 		case !valid:
-			return netip.Addr{}, fmt.Errorf("%w: element %d from the right is no IP address", ErrBadKey, hop)
+			return netip.Addr{}, fmt.Errorf("%w: element %d from the right is not an IP address", ErrBadKey, hop)
 		case p.Count == 0 && !p.trusts(parsed), p.Count == hop:
 			return parsed, nil
 		}

@@ -60,7 +60,7 @@ func (c ClientStateConfig) validate() error {
 	case len(c.Limits) == 0 || len(c.Limits) > maxClientLimits:
 		return fmt.Errorf("ClientStateConfig has %d Limits; list from 1 to %d", len(c.Limits), maxClientLimits)
 	case c.Timeout < 0:
-		return fmt.Errorf("ClientStateConfig.Timeout is %v; use a span, or 0 for the default", c.Timeout)
+		return fmt.Errorf("ClientStateConfig.Timeout is %v; use a duration, or 0 for the default", c.Timeout)
 	}
 	names := make(map[string]bool, len(c.Limits))
 	for _, limit := range c.Limits {

@@ -71,9 +71,9 @@ func (c Config) validate() error {
 	case !(c.Growth >= 1) || math.IsInf(c.Growth, 1):
 		return fmt.Errorf("field Growth is %v; use a number from 1 on", c.Growth)
 	case c.Longest < c.First || c.Longest > year:
-		return fmt.Errorf("field Longest is %v; use a span from First, %v, to a year", c.Longest, c.First)
+		return fmt.Errorf("field Longest is %v; use a duration from First, %v, to a year", c.Longest, c.First)
 	case c.Forget <= c.Longest || c.Forget > year:
-		return fmt.Errorf("field Forget is %v; use a span above Longest, %v, and up to a year", c.Forget, c.Longest)
+		return fmt.Errorf("field Forget is %v; use a duration above Longest, %v, and up to a year", c.Forget, c.Longest)
 	}
 	return nil
 }

@@ -96,7 +96,7 @@ func New(limiter *ratelimit.Limiter, config Config) (*Limiter, error) {
 		return nil, fmt.Errorf("prefetch: %w: a limiter of WithTx; pass the one that ratelimit.New returned",
 			ratelimit.ErrInvalidConfig)
 	case len(config.Limits) == 0:
-		return nil, fmt.Errorf("prefetch: %w: no Limits; name those whose tokens are to be prefetched",
+		return nil, fmt.Errorf("prefetch: %w: no Limits; name the limits to prefetch",
 			ratelimit.ErrInvalidConfig)
 	}
 	for limit, terms := range config.Limits {
@@ -129,7 +129,7 @@ func check(limit ratelimit.Limit, terms Terms) error {
 	case n.Capacity == 0:
 		return errors.New("has the Capacity None, which leaves nothing to prefetch; leave one of them out")
 	case terms.For < time.Millisecond || terms.For > time.Hour:
-		return fmt.Errorf("is to be kept for %v; For must be from 1ms to 1h", terms.For)
+		return fmt.Errorf("has a For of %v; use 1ms to 1h", terms.For)
 	}
 	return nil
 }

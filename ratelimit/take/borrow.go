@@ -79,7 +79,7 @@ func checkPool(l *ratelimit.Limiter, tokens float64, own, pool ratelimit.Request
 		return fmt.Errorf("%w: borrow from %q, which is %v and owes no tokens; "+
 			"use a token bucket or a window as the pool", ratelimit.ErrInvalidRequest, name, limit.Policy())
 	case ownErr == nil && own.Limit().Name() == name && ownKey == key:
-		return fmt.Errorf("%w: %q is to borrow from itself; name another limit or key as the pool",
+		return fmt.Errorf("%w: %q would borrow from itself; name another limit or key as the pool",
 			ratelimit.ErrInvalidRequest, name)
 	}
 	return nil

@@ -171,12 +171,12 @@ func TestUpTo(t *testing.T) {
 			}{
 				"take up to 0 units; ask for 1 or more":          {0, ten.For("key"), ratelimit.ErrInvalidRequest},
 				"the cost of a request is the price of one unit": {3, ten.For("key").Cost(0), ratelimit.ErrInvalidCost},
-				`11 of "ten", which can never give more than 10`: {math.MaxInt, ten.For("key").Cost(11), ratelimit.ErrCostExceedsCapacity},
-				"call Acquire":                                 {3, slots.For("key"), ratelimit.ErrInvalidRequest},
-				"it is empty":                                  {3, ten.For(""), ratelimit.ErrInvalidKey},
-				"make limits with Define or NewLimit":          {3, ratelimit.Request{}, ratelimit.ErrInvalidLimit},
-				"NaN of \"ten\"; a cost is a number from 0 up": {3, ten.For("key").Cost(math.NaN()), ratelimit.ErrInvalidCost},
-				"-3 of \"ten\"; a cost is a number from 0 up":  {3, ten.For("key").Cost(-1), ratelimit.ErrInvalidCost},
+				`11 of "ten", which allows at most 10`:           {math.MaxInt, ten.For("key").Cost(11), ratelimit.ErrCostExceedsCapacity},
+				"call Acquire":                                   {3, slots.For("key"), ratelimit.ErrInvalidRequest},
+				"it is empty":                                    {3, ten.For(""), ratelimit.ErrInvalidKey},
+				"make limits with Define or NewLimit":            {3, ratelimit.Request{}, ratelimit.ErrInvalidLimit},
+				"NaN of \"ten\"; a cost is a number from 0 up":   {3, ten.For("key").Cost(math.NaN()), ratelimit.ErrInvalidCost},
+				"-3 of \"ten\"; a cost is a number from 0 up":    {3, ten.For("key").Cost(-1), ratelimit.ErrInvalidCost},
 			} {
 				n, d, err := take.UpTo(t.Context(), l, c.n, c.r)
 				require.ErrorIs(t, err, c.want, says)
@@ -516,11 +516,11 @@ func TestBorrow(t *testing.T) {
 				own, pool ratelimit.Request
 				want      error
 			}{
-				`"pool" is to borrow from itself`:                                 {1, pool.Global(), pool.Global(), ratelimit.ErrInvalidRequest},
+				`"pool" would borrow from itself`:                                 {1, pool.Global(), pool.Global(), ratelimit.ErrInvalidRequest},
 				`borrow from "slides", which is never more than 20 in any minute`: {1, guarantee.For("key"), slides.For("key"), ratelimit.ErrInvalidRequest},
 				`borrow from "slots"`:                                             {1, guarantee.For("key"), slots.For("key"), ratelimit.ErrInvalidRequest},
 				"call Acquire":                                                    {1, slots.For("key"), pool.Global(), ratelimit.ErrInvalidRequest},
-				`17 of "pool", which can never give more`:                         {17, guarantee.For("key"), pool.Global(), ratelimit.ErrCostExceedsCapacity},
+				`17 of "pool", which allows at most`:                              {17, guarantee.For("key"), pool.Global(), ratelimit.ErrCostExceedsCapacity},
 				"-1 of \"pool\"":                                                  {-1, guarantee.For("key"), pool.Global(), ratelimit.ErrInvalidCost},
 				`invalid key for "pool"`:                                          {1, guarantee.For("key"), pool.For(""), ratelimit.ErrInvalidKey},
 				"make limits with Define or NewLimit":                             {1, guarantee.For("key"), ratelimit.Request{}, ratelimit.ErrInvalidLimit},

@@ -113,7 +113,7 @@ func giveUp(ctx context.Context, l *ratelimit.Limiter, id string, err error) err
 		errors.Is(cancelErr, ratelimit.ErrReservationEnded):
 		return err
 	}
-	return fmt.Errorf("%w; what it reserved stays so until Expire ends it: %w", err, cancelErr)
+	return fmt.Errorf("%w; its tokens stay reserved until Expire ends the reservation: %w", err, cancelErr)
 }
 
 // toTheEnd runs a call whose interruption would leave the state of a reservation unknown.

@@ -65,11 +65,11 @@ func (c Config[Call]) validate() error {
 	case c.Requests == nil:
 		return errors.New("field Requests is nil; return the limits of a call, and what it asks of them")
 	case c.Timeout < 0:
-		return fmt.Errorf("field Timeout is %v; use a span above 0, or 0 for the default", c.Timeout)
+		return fmt.Errorf("field Timeout is %v; use a duration above 0, or 0 for the default", c.Timeout)
 	case c.RetryAfter < 0:
-		return fmt.Errorf("field RetryAfter is %v; use a span above 0, or 0 for the default", c.RetryAfter)
+		return fmt.Errorf("field RetryAfter is %v; use a duration above 0, or 0 for the default", c.RetryAfter)
 	case c.InvalidKey > Unauthenticated:
-		return fmt.Errorf("field InvalidKey is %d, which is no code", c.InvalidKey)
+		return fmt.Errorf("field InvalidKey is %d, which is not a code", c.InvalidKey)
 	}
 	return nil
 }

@@ -159,7 +159,7 @@ func TestRulesApplyChangesNothingAfterAConcurrentChange(t *testing.T) {
 	require.NoError(t, tx.Commit(ctx))
 	r := <-done
 	require.Equal(t, 1, r.code, r.out)
-	require.Contains(t, r.err, "somebody has changed the rules meanwhile")
+	require.Contains(t, r.err, "someone else has changed the rules meanwhile")
 	list, err := f.store.List(context.WithoutCancel(ctx), rules.ListQuery{})
 	require.NoError(t, err)
 	require.Equal(t, int64(1), list.Version)

@@ -124,7 +124,7 @@ func within(ctx context.Context, timeout time.Duration, fn func(ctx context.Cont
 	defer cancel()
 	err := fn(bounded)
 	if err != nil && ctx.Err() == nil && errors.Is(bounded.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("the database did not answer within %v, so that what was under way may have been done or not; "+
+		return fmt.Errorf("the database did not answer within %v, so a change may have been made or not; "+
 			"--timeout gives it longer: %w", timeout, err)
 	}
 	return err
@@ -262,10 +262,10 @@ func (a *app) explain(err error) error {
 		return fmt.Errorf("the schema %q lacks a table, a column or a function (%s); run ratelimit migrate up, or name "+
 			"another with --schema", a.options.schema, server.Message)
 	case server.Code == pgerr.InsufficientPrivilege:
-		return fmt.Errorf("the role may not do this (%s); ratelimit grants prints the statements that grant it, for the "+
+		return fmt.Errorf("the role lacks a privilege (%s); ratelimit grants prints the statements that grant it, for the "+
 			"owner of the tables to run", server.Message)
 	case server.Code == pgerr.ReadOnly:
-		return fmt.Errorf("nothing may be written here (%s); connect to the primary, as with "+
+		return fmt.Errorf("the server is read-only (%s); connect to the primary, as with "+
 			"target_session_attrs=read-write, and with a role that may write", server.Message)
 	}
 	return err

@@ -98,7 +98,7 @@ func list[T any](values []T) []T {
 // showDone prints what became of a change that is made.
 func (a *app) showDone(value any, fill func(t *table)) error {
 	if err := a.show(value, fill); err != nil {
-		return fmt.Errorf("what was asked for is done, and %w", err)
+		return fmt.Errorf("the command is done, but %w", err)
 	}
 	return nil
 }

@@ -71,7 +71,7 @@ func (f *overrideFlags) override(limit string) (o rules.Override, err error) {
 	}
 	switch {
 	case o.Multiplier == 0 && o.OnPlan == "" && o.Policy == nil:
-		return o, misused("the override says nothing; give one of --multiplier, --on-plan and --policy")
+		return o, misused("the override changes nothing; give one of --multiplier, --on-plan and --policy")
 	case f.lasts != 0 && !f.until.at.IsZero():
 		return o, misused("there are two ends; give one of --for and --until")
 	}

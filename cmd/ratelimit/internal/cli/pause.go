@@ -36,9 +36,9 @@ func (a *app) edit(e *editFlags) (rules.Edit, error) {
 	}
 	switch {
 	case strings.TrimSpace(author) == "":
-		return rules.Edit{}, misused("nobody is named as the author of the change; give --author, or set RATELIMIT_AUTHOR")
+		return rules.Edit{}, misused("the change has no author; give --author, or set RATELIMIT_AUTHOR")
 	case strings.TrimSpace(e.reason) == "":
-		return rules.Edit{}, misused("the change has no reason; say with --reason why it is made")
+		return rules.Edit{}, misused("the change has no reason; give --reason")
 	}
 	return rules.Edit{Author: author, Reason: e.reason, From: e.from.at}, nil
 }
@@ -214,7 +214,7 @@ func (a *app) resumeCommand() *cobra.Command {
 			case err != nil:
 				return err
 			case more != nil:
-				return fmt.Errorf("the pause is ended, but which others there are cannot be read: %w", more)
+				return fmt.Errorf("the pause is ended, but the other pauses cannot be read: %w", more)
 			}
 			v := changedView{Limit: args[0], Key: key, Author: edit.Author, Reason: edit.Reason, Version: applied.Version}
 			return a.showDone(v, v.fill("resumed"))

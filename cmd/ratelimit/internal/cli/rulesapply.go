@@ -91,7 +91,7 @@ func (db *database) apply(ctx context.Context, edit rules.Edit, changes rules.Ch
 	err = pgx.BeginTxFunc(ctx, db.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		applied, err = db.store.WithTx(tx).Apply(ctx, edit, changes)
 		if err == nil && applied.Version != version+1 {
-			err = fmt.Errorf("somebody has changed the rules meanwhile (version %d, and it was %d); nothing was changed: look "+
+			err = fmt.Errorf("someone else has changed the rules meanwhile (version %d, and it was %d); nothing was changed: look "+
 				"at the difference again", applied.Version-1, version)
 		}
 		return err

@@ -124,7 +124,7 @@ func (a *app) reverted(
 	case len(history) == 0:
 		return nil, notFound("there is no version %d, and the last is %d; see ratelimit rules history", version, list.Version)
 	case len(history) == mostReverted:
-		return nil, misused("version %d has more than %d changes; apply the file of before", version, mostReverted)
+		return nil, misused("version %d has more than %d changes; apply the earlier file", version, mostReverted)
 	}
 	d, now := &difference{views: []changeView{}}, storedIn(list)
 	for i := range history {

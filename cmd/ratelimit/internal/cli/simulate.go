@@ -50,7 +50,7 @@ func (a *app) simulate(ctx context.Context, file string, config simulate.Config,
 	case file == standardInput && path == standardInput:
 		return misused("standard input cannot be both the rules and the requests; name a file for one of them")
 	case config.Limit != "" && config.By == "":
-		return misused("--limit is given without --by, which says whose bucket is asked; give --by user, or another column")
+		return misused("--limit needs --by, which names the column with the key; give --by user, or another column")
 	}
 	document, err := a.wantedRules(ctx, file)
 	if err != nil {

@@ -19,7 +19,7 @@ func (s *spanFlag) String() string {
 }
 
 // Type is what a help text calls the value.
-func (s *spanFlag) Type() string { return "span" }
+func (s *spanFlag) Type() string { return "duration" }
 
 // Set reads the value.
 func (s *spanFlag) Set(text string) error {
@@ -40,13 +40,13 @@ func (f *instantFlag) String() string {
 }
 
 // Type is what a help text calls the value.
-func (f *instantFlag) Type() string { return "instant" }
+func (f *instantFlag) Type() string { return "time" }
 
 // Set reads the value.
 func (f *instantFlag) Set(text string) error {
 	at, err := time.Parse(time.RFC3339, text)
 	if err != nil {
-		return fmt.Errorf("use an instant with its zone, such as 2026-12-31T18:00:00Z or 2026-12-31T18:00:00+01:00")
+		return fmt.Errorf("use a time with its zone, such as 2026-12-31T18:00:00Z or 2026-12-31T18:00:00+01:00")
 	}
 	f.at = at
 	return nil

@@ -163,7 +163,7 @@ func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done, und
 		}
 		all, err := b.view(ctx, db)
 		if err != nil {
-			return fmt.Errorf("the bucket is %s, but what it holds now cannot be read: %w", done, err)
+			return fmt.Errorf("the bucket is %s, but its level cannot be read: %w", done, err)
 		}
 		v := all.View
 		return a.showDone(v, func(t *table) {

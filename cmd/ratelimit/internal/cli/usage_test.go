@@ -38,17 +38,17 @@ func TestUsage(t *testing.T) {
 		{"get sendMessage --rte 5", "unknown flag: --rte; see ratelimit get --help"},
 		{"get sendMessage -o xml", "use -o table or json"},
 		{"get sendMessage --timeout -1s", "the timeout is -1s"},
-		{"get sendMessage --policy 'rate: 5, period: soon'", "write a span such as"},
-		{"get sendMessage --policy 'rate: 5, period: 99999999d'", "write a span of up to 40000 days"},
-		{"get sendMessage --policy 'kind: fixed window, rate: 5, period: hour, start: noon'", "write an instant such as"},
+		{"get sendMessage --policy 'rate: 5, period: soon'", "write a duration such as"},
+		{"get sendMessage --policy 'rate: 5, period: 99999999d'", "write a duration of up to 40000 days"},
+		{"get sendMessage --policy 'kind: fixed window, rate: 5, period: hour, start: noon'", "write a time such as"},
 		{"get sendMessage", "no database is named"},
 		{"rules validate", "give -f rules.yaml"},
 		{"rules diff", "give -f rules.yaml"},
-		{"rules apply", "nobody is named as the author"},
-		{"rules apply --author ana", "say with --reason why"},
+		{"rules apply", "the change has no author"},
+		{"rules apply --author ana", "the change has no reason"},
 		{"pause sendMessage ada --author ana --reason x", "with one of --for and --until"},
 		{"pause sendMessage ada --author ana --reason x --for 1h --until 2030-01-01T00:00:00Z", "with one of --for and --until"},
-		{"resume sendMessage ada --author ana", "say with --reason why"},
+		{"resume sendMessage ada --author ana", "the change has no reason"},
 		{"prune", "name limits, or give --refusals-older-than"},
 		{"top --by size", "use refusals or allowed"},
 		{"top --most 0", "use 1 to 1000"},
@@ -166,7 +166,7 @@ func TestDatabase(t *testing.T) {
 		f := setup(t)
 		f.env = append(f.env, "RATELIMIT_DATABASE_URL="+withParameter(f.url, "default_transaction_read_only=on"))
 		said := f.fails(t, 1, "take", "a", "b", "--policy", "rate: 1, period: 1s")
-		require.Contains(t, said, "nothing may be written here (cannot execute")
+		require.Contains(t, said, "the server is read-only (cannot execute")
 		require.Equal(t, 1, strings.Count(said, "primary"), "it is said once: %s", said)
 		f.ok(t, "rules", "list")
 		f.ok(t, "get", "a", "b", "--policy", "rate: 1, period: 1s")
@@ -191,7 +191,7 @@ func TestDatabase(t *testing.T) {
 		_, err = tx.Exec(t.Context(), "LOCK TABLE ratelimit.buckets")
 		require.NoError(t, err)
 		said := f.fails(t, 1, "take", "a", "b", "--policy", "rate: 1, period: 1s", "--timeout", "200ms")
-		require.Contains(t, said, "may have been done or not; --timeout gives it longer")
+		require.Contains(t, said, "may have been made or not; --timeout gives it longer")
 	})
 }
 
@@ -291,7 +291,7 @@ func TestAnAnswerThatCannotBeEncodedIsAFailure(t *testing.T) {
 	} {
 		r := f.runFull(t, split(args)...)
 		require.Equal(t, 1, r.code, args)
-		require.Contains(t, r.err, "ratelimit: what was asked for is done, and the answer cannot be written", args)
+		require.Contains(t, r.err, "ratelimit: the command is done, but the answer cannot be written", args)
 	}
 	require.Equal(t, 1, f.runFull(t, "rules", "apply", "--yes", "--reason", "x", "-f", file(t, "next.yaml", "rules: [{limit: mail, rate: 2, period: 1s}]")).code)
 	require.Contains(t, f.ok(t, "rules", "get", "mail"), "1 per second", "what could not be shown was not done")

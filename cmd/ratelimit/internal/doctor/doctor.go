@@ -187,12 +187,12 @@ func (c *Config) validate(connection *pgx.ConnConfig) error {
 	case connection == nil:
 		return fmt.Errorf("%w: the connection is nil; pass what pgx.ParseConfig returned", ErrInvalidConfig)
 	case c.HashKey != nil && len(c.HashKey) < minSecretBytes:
-		return fmt.Errorf("%w: HashKey has %d bytes; use that of the programs, which has %d or more", ErrInvalidConfig,
+		return fmt.Errorf("%w: HashKey has %d bytes; use your programs', which has %d or more", ErrInvalidConfig,
 			len(c.HashKey), minSecretBytes)
 	case c.MaxBehind < 0:
 		return fmt.Errorf("%w: MaxBehind is %d; use a number above 0, or 0 for the default", ErrInvalidConfig, c.MaxBehind)
 	case c.MaxTransaction < 0:
-		return fmt.Errorf("%w: MaxTransaction is %v; use a span above 0, or 0 for the default", ErrInvalidConfig,
+		return fmt.Errorf("%w: MaxTransaction is %v; use a duration above 0, or 0 for the default", ErrInvalidConfig,
 			c.MaxTransaction)
 	case c.Timeout < time.Millisecond:
 		return fmt.Errorf("%w: Timeout is %v; use a millisecond or more, or 0 for the default", ErrInvalidConfig, c.Timeout)

@@ -138,7 +138,7 @@ func (r *replay) end(top int) (*Report, error) {
 	case p.Admitted+p.Refused > 0 || p.Rows == 0:
 	case p.Failed.Count > 0:
 		first := p.Failed.First[0]
-		return nil, fmt.Errorf("%w: no request could be decided; line %d: %s", ErrInvalidRows, first.Line, first.Reason)
+		return nil, fmt.Errorf("%w: no request was decided; line %d: %s", ErrInvalidRows, first.Line, first.Reason)
 	default:
 		return nil, fmt.Errorf("%w: no tier fits any of %d requests by its key, when and route; add the columns that the "+
 			"tiers name, or say by which column", ErrInvalidRows, p.Unlimited)

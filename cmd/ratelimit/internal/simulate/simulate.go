@@ -79,7 +79,7 @@ func newReplay(config *Config) (*replay, error) {
 		file.Tiers = rules.TierSet{Tiers: []rules.Tier{tier}}
 	}
 	if len(file.Tiers.Tiers) == 0 {
-		return nil, errors.New("the rules have no tiers, which say whose buckets are asked; add some, or say by which " +
+		return nil, errors.New("the rules have no tiers, which select the limits; add some, or say by which " +
 			"column, such as user")
 	}
 	r := &replay{counts: make(map[string]*LimitReport), keys: make(map[Bucket]*KeyReport)}

@@ -64,7 +64,7 @@ func TestRun(t *testing.T) {
 			Keys: []simulate.KeyReport{{
 				simulate.Bucket{Limit: "user", Key: "ada"}, simulate.Refusals{Refused: 2, First: second(1), Last: second(2)},
 			}},
-			Failed: simulate.Problems{Count: 1, First: []simulate.Problem{{9, `ratelimit: cost exceeds capacity: 4 of "user", which can never give more than 3 at once; lower the cost or raise the capacity`}}},
+			Failed: simulate.Problems{Count: 1, First: []simulate.Problem{{9, `ratelimit: cost exceeds capacity: 4 of "user", which allows at most 3; lower the cost or raise the capacity`}}},
 		}, r)
 	})
 
@@ -121,7 +121,7 @@ overrides:
 		require.Equal(t, []simulate.Problem{{2, `ratelimit: invalid key: the key of "user" needs the attribute "user", and the request has none`}},
 			run(t, byUser, rows("user", "0,", "0,ada")).Failed.First)
 		_, err = simulate.Run(t.Context(), byUser, rows("user", "0,"))
-		require.ErrorContains(t, err, `no request could be decided; line 2: ratelimit: invalid key`)
+		require.ErrorContains(t, err, `no request was decided; line 2: ratelimit: invalid key`)
 	})
 
 	t.Run("ReadsTimesAsPsqlPrintsThem", func(t *testing.T) {
