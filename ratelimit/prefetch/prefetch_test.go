@@ -417,8 +417,8 @@ func TestNewNamesWhatIsWrong(t *testing.T) {
 	for says, limits := range map[string]Limits{
 		"no Limits":           nil,
 		"zero Limit":          {ratelimit.Limit{}: second},
-		"use 1ms to 1h":      {still: {}},
-		"For of 2h0m0s":          {still: {For: 2 * time.Hour}},
+		"use 1ms to 1h":       {still: {}},
+		"For of 2h0m0s":       {still: {For: 2 * time.Hour}},
 		"CalendarWindow":      {ratelimit.Define("slots", ratelimit.Concurrency{Slots: 1, Lease: time.Second}): second},
 		"without Shards":      {ratelimit.Define("shards", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Shards: 2}): second},
 		"the Capacity None":   {ratelimit.Define("none", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.None}): second},

@@ -265,7 +265,7 @@ func (l *Life) renew(ctx context.Context, r *Reservation, starts bool) (t Turn, 
 		if bucket.Holds(&a.Terms) { // by now; of slots nothing was reserved
 			a.Cost, a.Lowest, a.MayOwe = 0, -math.MaxFloat64, false
 		} else if !(a.Terms.Capacity-a.Cost >= a.Lowest) {
-			return t, fmt.Errorf("%w: the reservation cost %v of %q, which by now can never give more than %v at once",
+			return t, fmt.Errorf("%w: the reservation cost %v of %q, which now allows at most %v",
 				l.ErrTooMuch, a.Cost, a.Key.Name, a.Terms.Capacity-a.Lowest)
 		}
 	}

@@ -44,8 +44,8 @@ func (a *app) topCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "top",
 		Short: "Show the keys with the most refusals or requests",
-		Long: `Show the limits, routes or keys with the most refusals or allowed requests, if programs count them with package
-refusals. It reads a bounded number of rows, and notes if there are more.`,
+		Long: `Show the limits, routes or keys with the most refusals or allowed requests, if your programs count them with
+package refusals. It reads a bounded number of rows, and says if there are more.`,
 		Args: noArguments,
 		Example: `  ratelimit top --group key --since 15m
   ratelimit top --by allowed --group key`,
