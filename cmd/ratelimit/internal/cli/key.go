@@ -39,12 +39,12 @@ func (a *app) keyCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "key KEY",
 		Short: "Show everything about one key, in all limits, and why it is refused",
-		Long: `Show each limit in which a key has a bucket, an override, a pause, a reservation or a counted request of
-the last day: its level, policy and plan, and why its requests are refused, and until when. A limit that is not shown is
-full for this key.
+		Long: `Show each limit where a key has a bucket, an override, a pause, a reservation or a counted request in the
+last day: its level, policy and plan, why its requests are refused, and until when. In a limit that isn't
+shown, the key's bucket is full.
 
-The plan of a key is known from its last refusal or reservation. If it has none in a limit with rules for plans, the
-level on each plan is shown, unless you set --plan or --no-plan.`,
+The plan is the one in the key's last refusal or reservation. If it has none, and the limit has rules for plans, you
+see the level on each plan, unless you set --plan or --no-plan.`,
 		Args: oneArgument("a KEY, in quotes if it has spaces"),
 		Example: `  ratelimit key acme
   ratelimit key acme --plan pro -o json`,

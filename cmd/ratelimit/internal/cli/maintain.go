@@ -18,8 +18,9 @@ func (a *app) maintainCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "maintain [LIMIT ...]",
 		Short: "Prune and expire at regular intervals, until interrupted",
-		Long: `Delete the rows of full buckets of the named limits, and end reservations that are due, now and after each interval, until
-interrupted. Each time it prints the number of rows and reservations. Several processes can run it at the same time. It prints errors, and continues with the next interval.`,
+		Long: `Delete the rows of the named limits' full buckets, and end reservations that are due, now and after each
+interval, until interrupted. It prints how many, and continues after an error. Several processes can run it
+at the same time.`,
 		Args:    cobra.ArbitraryArgs,
 		Example: "  ratelimit maintain sendMessage freeTrials --every 10m --yes",
 	}, func(ctx context.Context, args []string) error {

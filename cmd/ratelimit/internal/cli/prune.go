@@ -27,13 +27,12 @@ func (a *app) pruneCommand() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "prune [LIMIT ...]",
 		Short: "Delete the rows of full buckets, and old counts of refusals",
-		Long: `Delete the rows of full buckets of the named limits. This changes no decision, because a bucket without a row is full. With
---refusals-older-than it also deletes old counts of refusals.
+		Long: `Delete the rows of the named limits' full buckets. That changes no decision, because a bucket without a row
+is full. With --refusals-older-than it also deletes old counts of refusals.
 
-It deletes a row if the bucket is full under every policy of its limit: the current and the replaced rules, and the definition
-of --policy. If programs define a limit with several policies, for example for plans, call Prune in such a program:
-this command does not know these policies, and taken tokens could be available again. Without --timeout there is no time
-limit.`,
+A bucket must be full under each of its limit's policies: the current rules, those they replaced, and the definition
+in --policy. If your code defines a limit with several policies, for example for plans, call Prune there instead,
+because this command doesn't know them, and used tokens could come back. Without --timeout there is no time limit.`,
 		Args: cobra.ArbitraryArgs,
 		Example: `  ratelimit prune sendMessage freeTrials --yes
   ratelimit prune --refusals-older-than 30d --yes`,
