@@ -174,7 +174,7 @@ func (p SlidingWindow) text() policyText {
 
 func (t *slidingText) policy() (Policy, error) {
 	if t.Rate != 0 && t.Period == 0 {
-		return nil, strictjson.Errorf("period", "is missing; say in which time there are at most rate tokens, such as 1m")
+		return nil, strictjson.Errorf("period", "is missing; write the time in which rate tokens are allowed, such as 1m")
 	}
 	return SlidingWindow{Rate: t.Rate, Period: time.Duration(t.Period), Slices: t.Slices}, nil
 }

@@ -220,14 +220,14 @@ func (db *database) whyUnknown(ctx context.Context, name string, why error) erro
 	}
 	for _, r := range list.Rules {
 		if r.Limit == name && r.From.After(list.Now) {
-			return fmt.Errorf("%w (a rule in the tables holds from %s on)", why, instantFrom(r.From, list.Now))
+			return fmt.Errorf("%w (a stored rule takes effect at %s)", why, instantFrom(r.From, list.Now))
 		}
 	}
 	return fmt.Errorf("%w (%s)", why, namesIn(&list))
 }
 
 // errOlder is why no policy is known for a bucket that was last used before the tables had a rule for it.
-var errOlder = errors.New("the bucket was last used before they had a rule, so that what it holds still depends on " +
+var errOlder = errors.New("the bucket was last used before they had a rule, so its level still depends on " +
 	"the definition in the code, which nothing says")
 
 // probes returns definitions in the code that are far apart, and a Limiter to ask about them. A bucket that holds so

@@ -25,10 +25,10 @@ func (a *app) rulesApply() *cobra.Command {
 	cmd := a.command(cobra.Command{
 		Use:   "apply",
 		Short: "Store the rules of a file",
-		Long: `Show how the tables differ from a file, and after a confirmation store the difference in one transaction. It does not change
-equal rules. If the stored rules have changed meanwhile, it changes nothing.
+		Long: `Show how the tables differ from a file, and store the difference in one transaction once you confirm. If
+someone else has changed the rules meanwhile, nothing is stored.
 
-The change takes effect 2 seconds later in all programs, or at --from. Rules and overrides that are not in the file stay,
+The change takes effect 2 seconds later in all programs, or at --from. Rules and overrides that the file lacks stay,
 unless you set --delete-missing or --delete-missing-overrides. Pauses always stay.`,
 		Args:    noArguments,
 		Example: `  ratelimit rules apply -f rules.yaml --reason "the spring offer"`,
