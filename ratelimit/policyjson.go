@@ -25,10 +25,15 @@ func MarshalPolicy(policy Policy) ([]byte, error) {
 		return nil, fmt.Errorf("%w: there is no policy", ErrInvalidLimit)
 	}
 	policy = valueOf(policy)
-	if _, err := policy.compile(); err != nil {
+	text := policy.text()
+	_, err := policy.compile()
+	if err == nil && text == nil {
+		err = errors.New("only a reservation has it; read the policy of a limit instead")
+	}
+	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidLimit, err)
 	}
-	return json.Marshal(policy.text())
+	return json.Marshal(text)
 }
 
 // UnmarshalPolicy parses a JSON object that MarshalPolicy wrote, or a person. The kind defaults to "token bucket". It

@@ -221,13 +221,13 @@ func (l reserving) Resolve(ctx context.Context, verb string, r *reserved.Reserva
 		b := &r.Buckets[i]
 		terms := b.Terms()
 		terms.Windows = windowsOf(b.Calendar)
-		limit := limitOf(b.Name, madeElsewhere{}, terms)
-		rows := 1 // as the terms of the reservation are for one
+		rows := len(r.Of(b.Whole()))
+		limit := limitOf(b.Name, madeElsewhere{terms, rows}, terms)
 		if last := l.policies.last(b.Name); last != nil {
-			limit, rows = *last, len(r.Of(b.Whole()))
+			limit = *last
 		}
 		if rule := ruleFor(ctx, l.Limiter, verb, limit, b.Plan, b.Key.Key); rule != nil {
-			limit, rows = rule.holding(l.config.estimate()).limit, len(r.Of(b.Whole()))
+			limit = rule.holding(l.config.estimate()).limit
 			r.PausedUntil = max(r.PausedUntil, rule.pausedUntil)
 		}
 		b.Now = timesTokens(limit.termsFor(b.Key.Key).On(r.NowUs), float64(limit.definition().shards)/float64(rows))

@@ -146,13 +146,17 @@ func (s *subject) isRuledAs(o *subject) bool {
 // revisionOf returns the revision of the terms t. It can differ from the revision at which the request was resolved.
 func (s *subject) revisionOf(t *bucket.Terms) *revision { return &s.rule.revisions[t.Era] }
 
-// madeElsewhere is the policy of a limit if only its terms are known.
-type madeElsewhere struct{}
+// madeElsewhere is the policy of a limit of which only the terms of its rows are known.
+type madeElsewhere struct {
+	terms bucket.Terms
+	rows  int
+}
 
-func (madeElsewhere) String() string                 { return "defined elsewhere" }
-func (madeElsewhere) compile() (bucket.Terms, error) { return bucket.Terms{}, ErrInvalidLimit }
-func (madeElsewhere) text() policyText               { return nil }
-func (p madeElsewhere) scaled(float64) Policy        { return p }
+func (madeElsewhere) String() string                   { return "defined elsewhere" }
+func (p madeElsewhere) compile() (bucket.Terms, error) { return p.terms, nil }
+func (p madeElsewhere) shards() int                    { return p.rows }
+func (madeElsewhere) text() policyText                 { return nil }
+func (p madeElsewhere) scaled(float64) Policy          { return p } // an override has scaled the terms before
 
 const (
 	maxNames    = 10_000 // the maximum number of names whose policies a Limiter remembers

@@ -60,7 +60,9 @@ func (b *base) rule(limit *ratelimit.Limit) *ratelimit.Ruling {
 // compile makes the rule, and remembers it.
 func (b *base) compile(limit ratelimit.Limit) *ratelimit.Ruling {
 	rule := ruleOf(limit, b.name, b.of.complete(b.chain, &limit), b.of.pause, b.of.now)
-	b.of.noted.note(limit)
+	if !b.of.noted.note(limit) {
+		return rule
+	}
 	for known := b.compiled.Load(); len(*known) < maxCompiled; known = b.compiled.Load() {
 		more := append(slices.Clone(*known), compiledRule{limit, rule})
 		if b.compiled.CompareAndSwap(known, &more) {

@@ -29,17 +29,23 @@ func (d *definitions) of(name string) *definition {
 	return found.(*definition)
 }
 
-// note notes a definition that the Set has met.
-func (d *definition) note(limit ratelimit.Limit) {
+// note notes a definition that the Set has met. It returns false for the policy of a reservation, which is no
+// definition.
+func (d *definition) note(limit ratelimit.Limit) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	switch {
-	case slices.Contains(d.limits, limit):
-	case len(d.limits) == maxCompiled:
+	if slices.Contains(d.limits, limit) {
+		return true
+	}
+	if _, err := ratelimit.MarshalPolicy(limit.Policy()); err != nil {
+		return false
+	}
+	if len(d.limits) == maxCompiled {
 		d.many = true
-	default:
+	} else {
 		d.limits = append(d.limits, limit)
 	}
+	return true
 }
 
 // known returns the definitions; ok is false when there may be others.
