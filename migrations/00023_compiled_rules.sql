@@ -354,12 +354,17 @@ BEGIN
     PERFORM ratelimit.compile_policy(r.says) FROM changed AS r WHERE r.of = 'rule' AND r.says IS NOT NULL AND TG_OP = 'INSERT'; -- for a short error
     PERFORM ratelimit.compile_rules(c.name) FROM (SELECT DISTINCT r.name FROM changed AS r WHERE r.of = 'rule') AS c;
     PERFORM ratelimit.compile_key(c.name, c.key) FROM (SELECT DISTINCT r.name, r.key FROM changed AS r WHERE r.of IN ('override', 'pause')) AS c;
+    IF TG_OP = 'UPDATE' THEN -- what no longer has a row under this name or key
+        PERFORM ratelimit.compile_rules(c.name) FROM (SELECT r.name FROM replaced AS r WHERE r.of = 'rule' EXCEPT SELECT r.name FROM changed AS r WHERE r.of = 'rule') AS c;
+        PERFORM ratelimit.compile_key(c.name, c.key) FROM (SELECT r.name, r.key FROM replaced AS r WHERE r.of IN ('override', 'pause')
+            EXCEPT SELECT r.name, r.key FROM changed AS r WHERE r.of IN ('override', 'pause')) AS c;
+    END IF;
     RETURN NULL;
 END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.compile_changed FROM PUBLIC;
 CREATE TRIGGER compile_inserted AFTER INSERT ON ratelimit.rules REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.compile_changed();
-CREATE TRIGGER compile_updated AFTER UPDATE ON ratelimit.rules REFERENCING NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.compile_changed();
+CREATE TRIGGER compile_updated AFTER UPDATE ON ratelimit.rules REFERENCING OLD TABLE AS replaced NEW TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.compile_changed();
 CREATE TRIGGER compile_deleted AFTER DELETE ON ratelimit.rules REFERENCING OLD TABLE AS changed FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.compile_changed();
 CREATE TRIGGER compile_truncated AFTER TRUNCATE ON ratelimit.rules FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.compile_changed();
 

@@ -224,8 +224,17 @@ func TestRulesByHand(t *testing.T) {
 	require.InEpsilon(t, 21.0, left(), 0)
 	do(`DELETE FROM ratelimit.rules WHERE version = 7`)
 	require.InEpsilon(t, 7.0, left(), 0)
-	do(`TRUNCATE ratelimit.rules`)
+	do(`INSERT INTO ratelimit.rules (version, of, name, key, says, until_us, author, reason)
+		SELECT 8, 'pause', 'm', 'bob', '{}', from_us + 3600000000, 'ana', 'x' FROM ratelimit.rules`)
+	do(`UPDATE ratelimit.rules SET key = 'ana' WHERE version = 8`)
+	do(`SELECT ratelimit.require('m', 'bob')`)
+	fails(t, pool, "PT429", `SELECT ratelimit.require('m', 'ana')`)
+	do(`UPDATE ratelimit.rules SET name = 'n'`)
 	fails(t, pool, "42704", `SELECT ratelimit.take('m', 'ana')`)
+	do(`SELECT ratelimit.require('n', 'bob')`)
+	fails(t, pool, "PT429", `SELECT ratelimit.require('n', 'ana')`)
+	do(`TRUNCATE ratelimit.rules`)
+	fails(t, pool, "42704", `SELECT ratelimit.take('n', 'bob')`)
 }
 
 // TestEachFunctionForPeopleHasAComment promises that \df+ is a manual.
