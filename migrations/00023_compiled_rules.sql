@@ -319,9 +319,10 @@ BEGIN
     WITH stated AS MATERIALIZED (
         SELECT s.says, s.at, least(s.until_us, lead(s.at) OVER (ORDER BY s.at)) AS until
         FROM (SELECT r.*, greatest(r.from_us, -62135596799999999) AS at, min(r.from_us) OVER (ORDER BY r.version DESC, r.position DESC ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS newer_us
-            FROM ratelimit.rules AS r WHERE r.of = 'override' AND r.name = p_name AND r.key = p_key AND r.plan = '' AND (r.end_us >= v_now - 2592000000000) IS NOT FALSE) AS s
+            FROM ratelimit.rules AS r WHERE r.of = 'override' AND r.name = p_name AND r.key = p_key AND r.plan = '') AS s
         WHERE (s.newer_us > s.from_us) IS NOT FALSE
-    ), overrides AS (SELECT s.*, lead(s.at) OVER (ORDER BY s.at) AS next FROM stated AS s WHERE s.says IS NOT NULL
+    ), overrides AS (
+        SELECT s.*, lead(s.at) OVER (ORDER BY s.at) AS next FROM stated AS s WHERE s.says IS NOT NULL AND (s.until >= v_now - 2592000000000) IS NOT FALSE
     ), spans AS (
         SELECT s.at, coalesce(s.until, 9223372036854775807) AS until, s.says FROM overrides AS s
         UNION ALL SELECT s.until, coalesce(s.next, 9223372036854775807), s.says - '{multiplier,on_plan,policy,mode}'::text[] FROM overrides AS s WHERE s.until < coalesce(s.next, 9223372036854775807)

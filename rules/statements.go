@@ -96,10 +96,12 @@ const (
 		UNION ALL SELECT ` + columns + ` FROM ratelimit.rules
 			WHERE of IN ('override', 'pause') AND (end_us >= $2::bigint AND (of = 'override' OR end_us > $3::bigint) OR end_us IS NULL)
 		UNION ALL SELECT ` + columns + ` FROM (
-				SELECT name AS p_name, key AS p_key, version AS p_version, end_us AS p_end FROM ratelimit.rules
-				WHERE of = 'pause' AND says IS NOT NULL AND end_us > $3) AS p
-			JOIN ratelimit.rules ON of = 'pause' AND name = p_name AND key = p_key AND plan = '' AND version >= p_version
-				AND from_us < p_end AND end_us <= $3
+				SELECT of AS p_of, name AS p_name, key AS p_key, min(version) AS p_version, max(coalesce(end_us, 9223372036854775807)) AS p_end
+				FROM ratelimit.rules
+				WHERE of IN ('override', 'pause') AND says IS NOT NULL AND (end_us >= $2 AND (of = 'override' OR end_us > $3) OR end_us IS NULL)
+				GROUP BY of, name, key) AS p
+			JOIN ratelimit.rules ON of = p_of AND name = p_name AND key = p_key AND plan = '' AND version >= p_version
+				AND from_us < p_end AND (end_us < $2 OR of = 'pause' AND end_us <= $3)
 		ORDER BY version, position`
 
 	// list returns the statements about things of a kind that hold at $8 or later: of the names from $2 to $3 and the keys

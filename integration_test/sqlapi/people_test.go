@@ -237,6 +237,35 @@ func TestRulesByHand(t *testing.T) {
 	fails(t, pool, "42704", `SELECT ratelimit.take('n', 'bob')`)
 }
 
+// TestReplacedOverrideByHand promises that an override without an end stays replaced, however long ago the one in its
+// place has ended, if people wrote both by hand.
+func TestReplacedOverrideByHand(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.rules_version (version) VALUES (5);
+		INSERT INTO ratelimit.rules (version, of, name, key, says, from_us, until_us, author, reason)
+		SELECT s.version, s.of, 'm', s.key, s.says::jsonb, now - s.began * day, now - s.ended * day, 'ana', 'x'
+		FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now, 86400000000 AS day) AS d, (VALUES
+			(1, 'rule', '', '{"rate": 10, "period": "1h"}', 90, NULL),
+			(2, 'override', 'old', '{"multiplier": 100}', 60, NULL), (3, 'override', 'old', '{"multiplier": 2}', 50, 40),
+			(4, 'override', 'new', '{"multiplier": 100}', 60, NULL), (5, 'override', 'new', '{"multiplier": 2}', 50, 20)
+		) AS s (version, of, key, says, began, ended)`)
+	require.NoError(t, err)
+	set, err := rules.NewSet(pool, rules.Config{})
+	require.NoError(t, err)
+	require.NoError(t, set.Load(t.Context()))
+	limit, known := set.Limit("m")
+	require.True(t, known)
+	limiter, err := ratelimit.New(pool, ratelimit.Config{Policies: set})
+	require.NoError(t, err)
+	for _, key := range []string{"old", "new"} {
+		require.InEpsilon(t, 10.0, limiter.Resolve(limit.For(key)).Capacity(), 0, key)
+		var left float64
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT remaining FROM ratelimit.check('m', $1)`, key).Scan(&left))
+		require.InEpsilon(t, 10.0, left, 0, key)
+	}
+}
+
 // TestEachFunctionForPeopleHasAComment promises that \df+ is a manual.
 func TestEachFunctionForPeopleHasAComment(t *testing.T) {
 	t.Parallel()
