@@ -47,13 +47,15 @@ END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.unreadable FROM PUBLIC;
 
--- compile_number returns a field with a number. It returns null if there is no such field.
+-- compile_number returns a field with a number, which may have to be whole. It returns null if there is no such field.
 -- +goose StatementBegin
-CREATE FUNCTION ratelimit.compile_number(p_says jsonb, p_field text, p_least numeric, p_most numeric) RETURNS float8
+CREATE FUNCTION ratelimit.compile_number(p_says jsonb, p_field text, p_least numeric, p_most numeric, p_whole boolean DEFAULT false) RETURNS float8
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    IF (CASE jsonb_typeof(p_says -> p_field) WHEN 'number' THEN (p_says ->> p_field)::numeric NOT BETWEEN p_least AND p_most ELSE p_says ? p_field END) THEN
-        PERFORM ratelimit.unreadable(p_says, format('its %s is %s; write a number from %s to %s', p_field, p_says -> p_field, p_least::float8, p_most::float8));
+    IF (CASE jsonb_typeof(p_says -> p_field) WHEN 'number' THEN (p_says ->> p_field)::numeric NOT BETWEEN p_least AND p_most OR p_whole AND p_says ->> p_field ~ '\D'
+        ELSE p_says ? p_field END) THEN
+        PERFORM ratelimit.unreadable(p_says, format('its %s is %s; write a %snumber from %s to %s', p_field, p_says -> p_field, CASE WHEN p_whole THEN 'whole ' END,
+            p_least::float8, p_most::float8));
     END IF;
     RETURN p_says ->> p_field;
 END $$;
@@ -135,14 +137,15 @@ BEGIN
     ELSIF NOT p_says ?& (v_fields[: v_needs]) THEN
         PERFORM ratelimit.unreadable(p_says, format('a %s needs %s', c.kind, array_to_string(v_fields[: v_needs], ' and ')));
     END IF;
+    IF octet_length(p_says ->> 'unit') > 64 OR octet_length(p_says ->> 'description') > 2000 OR jsonb_typeof(p_says -> 'unit') IN ('array', 'object')
+        OR jsonb_typeof(p_says -> 'description') IN ('array', 'object') THEN
+        PERFORM ratelimit.unreadable(p_says, 'its unit can be a text of up to 64 bytes, and its description one of up to 2000');
+    END IF;
     c.shards := 1; c.phase_us := -62135596800000000;
     IF c.kind = 'concurrency' THEN
-        c.capacity := trunc(ratelimit.compile_number(p_says, 'slots', 1, 1000));
+        c.capacity := ratelimit.compile_number(p_says, 'slots', 1, 1000, true);
         c.lease_us := coalesce(ratelimit.compile_span(p_says, 'lease', 1000, 86400000000), 60000000);
         c.rate := c.capacity; c.steps := c.lease_us; c.step_us := 1;
-        IF (p_says ->> 'slots')::float8 <> c.capacity THEN
-            PERFORM ratelimit.unreadable(p_says, 'its slots is no whole number; write one from 1 to 1000');
-        END IF;
         RETURN c;
     END IF;
 
@@ -160,8 +163,8 @@ BEGIN
     ELSIF c.capacity = 0 AND coalesce(c.max_owed, 0) = 0 THEN
         PERFORM ratelimit.unreadable(p_says, 'its capacity and max_reserved admit nothing; drop one of the two');
     END IF;
-    c.shards := coalesce(nullif(ratelimit.compile_number(p_says, 'shards', 0, 64), 0), 1);
-    IF c.shards NOT IN (1, 2, 4, 8, 16, 32, 64) OR (p_says ->> 'shards')::float8 NOT IN (0, c.shards) THEN
+    c.shards := coalesce(nullif(ratelimit.compile_number(p_says, 'shards', 0, 64, true), 0), 1);
+    IF c.shards NOT IN (1, 2, 4, 8, 16, 32, 64) THEN
         PERFORM ratelimit.unreadable(p_says, 'its shards are no power of two; write 1, 2, 4, 8, 16, 32 or 64');
     END IF;
 
@@ -171,7 +174,7 @@ BEGIN
     WHEN 'fixed window' THEN
         c.step_us := v_us; c.steps := 1; c.phase_us := NULL;
         IF p_says ? 'start' THEN
-            IF (p_says ->> 'start' ~ '^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)$') IS NOT TRUE THEN
+            IF (p_says ->> 'start' ~ '^(?!9999-12-31T.*-)\d{4}-\d\d-\d\dT([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\.\d+)?(Z|[+-]\d\d:\d\d)$') IS NOT TRUE THEN
                 PERFORM ratelimit.unreadable(p_says, format('its start is %s; write a time such as 2026-01-31T15:04:05Z', p_says -> 'start'));
             END IF;
             c.phase_us := ratelimit.phase_from((extract(epoch FROM regexp_replace(p_says ->> 'start', '(\.\d{6})\d+', '\1')::timestamptz) * 1000000)::bigint, v_us);
@@ -180,9 +183,9 @@ BEGIN
             c.kind := 'token bucket';
         END IF;
     WHEN 'sliding window' THEN
-        c.slices := coalesce(nullif(ratelimit.compile_number(p_says, 'slices', 0, 128), 0), (SELECT max(n) FROM generate_series(1, 60) AS n WHERE v_us % n = 0));
+        c.slices := coalesce(nullif(ratelimit.compile_number(p_says, 'slices', 0, 128, true), 0), (SELECT max(n) FROM generate_series(1, 60) AS n WHERE v_us % n = 0));
         c.step_us := v_us / c.slices; c.steps := c.slices;
-        IF v_us % c.slices <> 0 OR (p_says ->> 'slices')::float8 NOT IN (0, c.slices) THEN
+        IF v_us % c.slices <> 0 THEN
             PERFORM ratelimit.unreadable(p_says, format('its slices do not divide its period into whole microseconds; leave them out, or write a number that divides %s', v_us));
         END IF;
     ELSE
@@ -190,13 +193,8 @@ BEGIN
         IF p_says ? 'first_weekday' AND p_says ->> 'resets' <> 'week' OR p_says ? 'first_day' AND v_months = 0 OR p_says ? 'first_month' AND v_months < 3 THEN
             PERFORM ratelimit.unreadable(p_says, 'first_weekday is for weeks, first_day for months, quarters and years, and first_month for quarters and years');
         END IF;
-        v_first := coalesce(nullif(ratelimit.compile_number(p_says, 'first_day', 0, 31), 0), 1);
-        BEGIN
-            c.calendar := coalesce(p_says ->> 'zone', 'UTC');
-            PERFORM now() AT TIME ZONE CASE WHEN c.calendar ~ '^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$' THEN c.calendar ELSE '' END;
-        EXCEPTION WHEN invalid_parameter_value THEN
-            PERFORM ratelimit.unreadable(p_says, format('the server knows no time zone %s; write the name of one, such as Europe/Berlin', p_says -> 'zone'));
-        END;
+        v_first := coalesce(nullif(ratelimit.compile_number(p_says, 'first_day', 0, 31, true), 0), 1);
+        c.calendar := coalesce(p_says ->> 'zone', 'UTC'); -- compile_changed has checked it
         c.calendar := CASE WHEN v_months > 0 THEN format('0 %s %s %s %s', v_months, (coalesce(ratelimit.compile_word(p_says, 'first_month',
                 '{january,february,march,april,may,june,july,august,september,october,november,december}'), 1) - 1) % v_months + 1, v_first, c.calendar)
             WHEN p_says ->> 'resets' = 'day' THEN '1 0 0 0 ' || c.calendar
@@ -305,8 +303,9 @@ BEGIN
     FOR v_says IN SELECT r.says FROM ratelimit.rules AS r WHERE r.of = 'override' AND r.name = p_name AND r.key = p_key AND r.says IS NOT NULL AND (r.end_us > v_now) IS NOT FALSE LOOP
         IF 1 <> (SELECT count(*) FROM jsonb_object_keys(v_says) AS k WHERE k IN ('multiplier', 'on_plan', 'policy'))
             OR EXISTS (SELECT FROM jsonb_object_keys(v_says) AS k WHERE k NOT IN ('multiplier', 'on_plan', 'policy', 'mode', 'on_change'))
-            OR v_says ? 'mode' AND NOT v_says ? 'policy' OR jsonb_typeof(v_says -> 'policy') <> 'object' OR jsonb_typeof(v_says -> 'on_plan') <> 'string' THEN
-            PERFORM ratelimit.unreadable(v_says, 'an override has one of multiplier, on_plan and policy, and may have on_change and, with a policy, mode');
+            OR v_says ? 'mode' AND NOT v_says ? 'policy' OR jsonb_typeof(v_says -> 'policy') <> 'object' OR v_says -> 'policy' ?| '{mode,on_change,unit,description}'
+            OR v_says ? 'on_plan' AND (v_says ->> 'on_plan' ~ '^[A-Za-z0-9_.:/-]{1,64}$') IS NOT TRUE THEN
+            PERFORM ratelimit.unreadable(v_says, 'an override has one of multiplier, on_plan and policy, and beside it may have on_change and, with a policy, mode');
         END IF;
         PERFORM ratelimit.compile_number(v_says, 'multiplier', 1e-6, 1e6), ratelimit.compile_word(v_says, 'mode', '{on,shadow,off}'),
             ratelimit.compile_word(v_says, 'on_change', '{carry,keep,scale,add,reset}');
@@ -352,6 +351,10 @@ BEGIN
         DELETE FROM ratelimit.compiled_keys;
         RETURN NULL;
     END IF;
+    -- AT TIME ZONE also reads abbreviations, other spellings and POSIX zones, which Go does not know or reads otherwise.
+    PERFORM ratelimit.unreadable(p.says, format('the server knows no time zone %s; write UTC, or a name with a slash, such as Europe/Berlin', p.says -> 'zone'))
+    FROM (SELECT coalesce(r.says -> 'policy', r.says) AS says FROM changed AS r WHERE TG_OP = 'INSERT' OR TG_OP = 'UPDATE' AND r.replaced_us IS NULL) AS p
+    WHERE p.says ->> 'kind' = 'calendar window' AND p.says ->> 'zone' <> ALL (SELECT z.name FROM pg_timezone_names AS z WHERE z.name ~ '/|^UTC$');
     PERFORM ratelimit.compile_policy(r.says) FROM changed AS r WHERE r.of = 'rule' AND r.says IS NOT NULL AND TG_OP = 'INSERT'; -- for a short error
     PERFORM ratelimit.compile_rules(c.name) FROM (SELECT DISTINCT r.name FROM changed AS r WHERE r.of = 'rule') AS c;
     PERFORM ratelimit.compile_key(c.name, c.key) FROM (SELECT DISTINCT r.name, r.key FROM changed AS r WHERE r.of IN ('override', 'pause')) AS c;

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"regexp"
 	"sort"
-	"strings"
 	"sync"
 	"time"
 	_ "time/tzdata" // for machines without time zone data
@@ -41,8 +40,8 @@ type CalendarWindow struct {
 	Rate float64
 	// Resets is the length of a window. It is required.
 	Resets Calendar
-	// Zone is the name of a time zone, such as "Europe/Berlin". NewLimit returns ErrInvalidLimit for a name that is not in
-	// the program's time zone data. Defaults to "UTC".
+	// Zone is the name of a time zone: "UTC", or a name with a slash, such as "Europe/Berlin". NewLimit returns
+	// ErrInvalidLimit for a name that is not in the program's time zone data. Defaults to "UTC".
 	Zone string
 	// FirstWeekday is the day on which a Weekly window begins. The zero value is Sunday.
 	FirstWeekday time.Weekday
@@ -152,18 +151,15 @@ func (p CalendarWindow) calendar() (c calendar, length time.Duration, err error)
 	return c, length, err
 }
 
-// zoneName matches the form of a time zone's name. A file system would also accept "Europe//Berlin".
-var zoneName = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$`)
+// zoneName matches the form of a time zone's name. A file system would also accept "Europe//Berlin". A name without a
+// slash can be another zone in SQL, where CET is an abbreviation without daylight saving, or on each machine, as Local.
+var zoneName = regexp.MustCompile(`^([A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)+|UTC)$`)
 
 // zones are the time zones that were loaded, by name. They are never forgotten: some 600 exist.
 var zones sync.Map //nolint:gochecknoglobals // a memo of time.LoadLocation, so that equal calendars have the same zone
 
 // zoneOf returns the time zone called name, or an error.
 func zoneOf(name string) (zone *time.Location, err error) {
-	if name == "Local" || strings.EqualFold(name, "localtime") {
-		return nil, fmt.Errorf("its Zone is %q, which differs on each machine; name a zone, such as %q", name,
-			"Europe/Berlin")
-	}
 	if known, found := zones.Load(name); found {
 		zone, _ = known.(*time.Location)
 		return zone, nil
@@ -172,9 +168,8 @@ func zoneOf(name string) (zone *time.Location, err error) {
 		zone, err = time.LoadLocation(name)
 	}
 	if zone == nil || err != nil {
-		return nil, fmt.Errorf("this program knows no time zone %.80q; use the name of one, such as %q, or %q, which is "+
-			"three "+
-			"hours ahead of UTC", name, "Europe/Berlin", "Etc/GMT-3")
+		return nil, fmt.Errorf("this program knows no time zone %.80q; use UTC, or a name with a slash, such as %q or %q, "+
+			"which is three hours ahead of UTC", name, "Europe/Berlin", "Etc/GMT-3")
 	}
 	known, _ := zones.LoadOrStore(name, zone)
 	zone, _ = known.(*time.Location)

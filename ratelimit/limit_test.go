@@ -112,7 +112,7 @@ func wrongCalendars() []wrong {
 		{calendar{Rate: 10, Resets: ratelimit.Monthly, MaxReserved: 11}, "up to its Rate of 10"},
 	}
 	for zone, says := range map[string]string{
-		"Local": "differs on each machine", "LOCALTIME": "differs on each machine", "UTC-5": "three hours ahead of UTC",
+		"Local": "", "LOCALTIME": "", "CET": "", "EST5EDT": "", "UTC-5": "three hours ahead of UTC",
 		"Foo+3": `knows no time zone "Foo+3"`, "europe/berlin": "", "Europe": "", "Europe/Berlni+1": "", "+03:00": "", "5": "", "Europe/Berlin\x00": "",
 		"Europe//Berlin": "", "../etc/passwd": "", "<+03>-3": "", "Straße": "", "A" + string(make([]byte, 100)): "",
 	} {
@@ -172,7 +172,7 @@ func TestNewLimitAcceptsTheDocumentedRange(t *testing.T) {
 	for _, shards := range []int{0, 1, 2, 4, 8, 16, 32, 64} {
 		policies = append(policies, tokens{Rate: 1, Period: second, Shards: shards})
 	}
-	for _, zone := range []string{"EST5EDT", "Etc/GMT+12", "Etc/GMT-14", "GMT0", "GMT+0", "America/Argentina/ComodRivadavia"} {
+	for _, zone := range []string{"UTC", "Etc/GMT+12", "Etc/GMT-14", "Etc/GMT0", "Etc/GMT+0", "America/Argentina/ComodRivadavia"} {
 		policies = append(policies, calendar{Rate: 1, Resets: ratelimit.Monthly, Zone: zone})
 	}
 	for _, policy := range policies {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -186,7 +187,7 @@ func TestUnreadableRules(t *testing.T) {
 		`{"kind": "calendar window", "rate": 1, "resets": "hour"}`:                        "write one of day, week, month, quarter, year",
 		`{"kind": "calendar window", "rate": 1, "resets": "day", "zone": "Mars/Olympus"}`: "no time zone \"Mars/Olympus\"",
 		`{"kind": "calendar window", "rate": 1, "resets": "day", "first_day": 2}`:         "first_day for months",
-		`{"kind": "concurrency", "slots": 1.5}`:                                           "no whole number",
+		`{"kind": "concurrency", "slots": 1.5}`:                                           "write a whole number from 1 to 1000",
 	} {
 		err := failure(t, pool, "22023", `INSERT INTO ratelimit.rules (version, of, name, says, author, reason) VALUES (1, 'rule', 'm', $1, 'ana', 'x')`, says)
 		require.Contains(t, err.Message, why)
@@ -202,6 +203,84 @@ func TestUnreadableRules(t *testing.T) {
 		require.Contains(t, err.Message, why)
 	}
 	store(t, pool, everyKind)
+}
+
+// alike requires that Go reads what a rule or an override says if the table accepts it, and that both or none do.
+func alike(t *testing.T, pool *pgxpool.Pool, of, says string, want bool) {
+	t.Helper()
+	var stored string // a jsonb writes 2e0 as 2
+	require.NoError(t, pool.QueryRow(t.Context(), `SELECT $1::jsonb::text`, says).Scan(&stored))
+	var rule rules.Rule
+	var override rules.Override
+	var key string
+	var goErr error
+	if of == rules.OfRule {
+		if goErr = json.Unmarshal([]byte(stored), &rule); goErr == nil {
+			rule.Limit = "m"
+			_, goErr = rule.AsLimit()
+		}
+	} else {
+		key = "ana"
+		if goErr = json.Unmarshal([]byte(stored), &override); goErr == nil {
+			override.Limit, override.Key = "m", key
+			goErr = override.Validate()
+		}
+	}
+	_, err := pool.Exec(t.Context(), `INSERT INTO ratelimit.rules (version, of, name, key, says, author, reason)
+		SELECT coalesce(max(version), 0) + 1, $1, 'm', $2, $3, 'ana', 'x' FROM ratelimit.rules`, of, key, says)
+	require.Equal(t, [2]bool{want, want}, [2]bool{goErr == nil, err == nil}, "%s: in Go %v, in SQL %v", says, goErr, err)
+}
+
+// TestBothReadTheSame promises that the table accepts a rule or an override if Go reads it, and refuses it otherwise.
+func TestBothReadTheSame(t *testing.T) {
+	t.Parallel()
+	pool := postgrestest.New(t)
+	for field, values := range map[string]map[bool][]string{
+		`"kind": "calendar window", "rate": 1, "resets": "day", "zone"`: {
+			true: {`"Europe/Berlin"`, `"UTC"`, `"Etc/GMT-3"`, `"America/Argentina/Buenos_Aires"`},
+			false: {
+				`"europe/berlin"`, `"utc"`, `"PST"`, `"CEST"`, `"IST"`, `"GMT+3"`, `"Berlin+7"`, `"Europe/Berlin+7"`, `"localtime"`, `"Local"`, `"CET"`, `"EST5EDT"`,
+				`"Europe//Berlin"`, `"Europe"`, `5`,
+			},
+		},
+		`"kind": "calendar window", "rate": 1, "resets": "month", "first_day"`:    {true: {`0`, `1`, `31`, `3e1`}, false: {`1.5`, `0.1`, `1.0`, `32`, `-1`, `"1"`}},
+		`"kind": "calendar window", "rate": 1, "resets": "year", "first_month"`:   {true: {`"may"`}, false: {`"May"`, `5`}},
+		`"kind": "calendar window", "rate": 1, "resets": "week", "first_weekday"`: {true: {`"sunday"`}, false: {`"Sunday"`, `0`}},
+		`"kind": "concurrency", "slots"`:                                          {true: {`1`, `1e3`}, false: {`1.0`, `0`, `1001`, `1.5`, `true`}},
+		`"rate": 1, "period": "1m", "shards"`:                                     {true: {`0`, `64`, `2e0`}, false: {`2.0`, `3`, `128`}},
+		`"rate": 1, "kind": "sliding window", "period": "1m", "slices"`:           {true: {`0`, `10`, `1e1`}, false: {`10.0`, `7`, `129`}},
+		`"rate": 1, "kind": "fixed window", "period": "1m", "start"`: {
+			true: {`"2026-01-31T23:59:59Z"`, `"2026-01-31T15:04:05.123456789+02:00"`, `"9999-12-31T23:59:59Z"`},
+			false: {
+				`"2026-01-31T24:00:00Z"`, `"2026-01-31T15:04:60Z"`, `"2026-01-31T15:60:00Z"`, `"2026-02-30T15:04:05Z"`, `"2026-01-31"`, `"2026-01-31 15:04:05Z"`,
+				`"9999-12-31T23:59:59-01:00"`,
+			},
+		},
+		`"rate": 1, "period"`: {
+			true:  {`"0.57d"`, `"1.13w"`, `"1.1h"`, `".5m"`, `"7 days"`, `"week"`, `"1h30m"`, `"36525d"`},
+			false: {`"0.0000001s"`, `"7 day"`, `"1.5 days"`, `"-1s"`, `"36526d"`, `"1d12h"`, `"0s"`, `60`},
+		},
+		`"rate": 1, "period": "1m", "unit"`:        {true: {`"pages"`, `5`}, false: {`["pages"]`, `{"a": 1}`, `"` + strings.Repeat("é", 33) + `"`}},
+		`"rate": 1, "period": "1m", "description"`: {true: {`"a"`}, false: {`{}`, `"` + strings.Repeat("x", 2001) + `"`}},
+	} {
+		for want, all := range values {
+			for _, value := range all {
+				alike(t, pool, rules.OfRule, "{"+field+": "+value+"}", want)
+			}
+		}
+	}
+	for says, want := range map[string]bool{
+		`{"on_plan": "pro"}`: true, `{"on_plan": "a plan"}`: false, `{"on_plan": ""}`: false, `{"on_plan": ["pro"]}`: false, `{"on_plan": null}`: false,
+		`{"policy": {"rate": 1, "period": "1m"}, "mode": "off"}`: true, `{"policy": {"rate": 1, "period": "1m", "mode": "off"}}`: false,
+		`{"policy": {"rate": 1, "period": "1m", "unit": "pages"}}`:                            false,
+		`{"policy": {"kind": "calendar window", "rate": 1, "resets": "day", "zone": "PST"}}`:  false,
+		`{"policy": {"kind": "calendar window", "rate": 1, "resets": "day", "first_day": 1}}`: false,
+		`{"policy": {"kind": "calendar window", "rate": 1, "resets": "day", "zone": "UTC"}}`:  true,
+		`{"multiplier": 2, "on_change": "keep"}`:                                              true,
+	} {
+		alike(t, pool, rules.OfOverride, says, want)
+	}
+	fails(t, pool, "22023", `UPDATE ratelimit.rules SET says = says || '{"zone": "CET"}' WHERE says ->> 'zone' = 'UTC'`)
 }
 
 // TestRulesByHand promises that the functions follow each change that somebody makes by hand.

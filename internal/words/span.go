@@ -3,6 +3,7 @@ package words
 import (
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -31,7 +32,7 @@ func ParseSpan(text string) (time.Duration, error) {
 			if err != nil {
 				return 0, errSpan
 			}
-			return checked(n * float64(unit.span))
+			return checked(math.Round(n * float64(unit.span)))
 		}
 		if count, ok := strings.CutSuffix(text, " "+unit.word+"s"); ok {
 			n, err := strconv.ParseUint(count, 10, 32)
