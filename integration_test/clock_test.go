@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -41,6 +42,45 @@ func TestLongTransactionDecidesAtThePresent(t *testing.T) {
 			require.GreaterOrEqual(t, after.TS, before.TS, "ts does not go back")
 			arrived := float64(after.TS-before.TS) * 100 / 1e6
 			require.InDelta(t, before.Value+arrived-101, after.Value, 1e-6, "every instant is credited once")
+		})
+	}
+}
+
+// A call in a transaction that waits for a row gets the tokens that arrive meanwhile, and a refusal is of the instant
+// at which the row was locked.
+func TestACallThatWaitsGetsWhatArrivesMeanwhile(t *testing.T) {
+	t.Parallel()
+	const period = 300 * time.Millisecond
+	b := setup(t)
+	first := ratelimit.Define("first", ratelimit.TokenBucket{Rate: 1, Period: period})
+	for name, requests := range map[string][]ratelimit.Request{
+		"TokenBucket":   {first.For("one")},
+		"SlidingWindow": {ratelimit.Define("sliding", ratelimit.SlidingWindow{Rate: 1, Period: period}).For("one")},
+		"Several":       {first.For("several"), steady.For("several")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			holder := b.begin(t, pgx.ReadCommitted)
+			held, err := b.limiter.WithTx(holder).Take(t.Context(), requests...)
+			require.NoError(t, err)
+			require.True(t, held.Allowed)
+			waiter := b.begin(t, pgx.ReadCommitted)
+			var pid uint32
+			require.NoError(t, waiter.QueryRow(t.Context(), `SELECT pg_backend_pid()`).Scan(&pid))
+			decided := make(chan ratelimit.Decision)
+			go func() {
+				d, err := b.limiter.WithTx(waiter).Take(t.Context(), requests...)
+				assert.NoError(t, err)
+				decided <- d
+			}()
+			eventually(t, "the call waits, and its token arrives", func() bool {
+				var there bool
+				require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT clock_timestamp() > $2 AND EXISTS (
+					SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')`, pid, held.At.Add(period)).Scan(&there))
+				return there
+			})
+			require.NoError(t, holder.Commit(t.Context()))
+			require.True(t, (<-decided).Allowed)
 		})
 	}
 }

@@ -100,6 +100,12 @@ BEGIN
             ON CONFLICT (name, key, shard) DO UPDATE SET value = b.value
             RETURNING b.value, b.ts, b.capacity INTO value, ts, capacity;
             IF (ts NOT BETWEEN p_since_us AND p_until_us OR capacity <> p_capacity AND p_step_us > 1 OR ts > now_us + 60000000) IS NOT TRUE THEN
+                IF v_pass = 1 AND p_as_of_us IS NULL THEN -- it may have waited for the lock, and tokens have arrived meanwhile
+                    now_us := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+                    v_begun := greatest(p_phase_us + (now_us - p_phase_us) / p_step_us * p_step_us, p_since_us);
+                    CONTINUE WHEN now_us NOT BETWEEN p_since_us AND p_until_us
+                        OR least(p_capacity, value + ((greatest(v_begun - ts, 0) + p_step_us - 1) / p_step_us)::float8 * p_rate / p_steps) - p_cost >= p_lowest;
+                END IF;
                 allowed := false;
             END IF;
             RETURN;

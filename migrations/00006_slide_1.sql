@@ -75,6 +75,13 @@ BEGIN
             RETURNING b.value, b.ts, b.capacity, b.taken INTO value, ts, capacity, taken;
             IF taken[1] = p_step_us AND taken[2] = value AND taken[3] <= 64 * p_capacity AND ts <= v_begun + 60000000
                 AND (p_since_us IS NULL OR ts BETWEEN p_since_us AND p_until_us) THEN
+                IF v_pass = 1 AND p_as_of_us IS NULL THEN -- as in take_1
+                    now_us := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+                    v_begun := greatest(p_phase_us + (now_us - p_phase_us) / p_step_us * p_step_us, p_since_us);
+                    CONTINUE WHEN now_us NOT BETWEEN p_since_us AND p_until_us
+                        OR p_capacity - CASE WHEN ts < v_begun - v_period THEN p_cost ELSE taken[3] + p_cost
+                            - taken[least(((v_period - greatest(v_begun - ts, 0)) / p_step_us + 4)::integer, cardinality(taken))] END >= p_lowest;
+                END IF;
                 allowed := false;
             END IF;
             RETURN;

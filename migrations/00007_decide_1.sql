@@ -18,36 +18,42 @@ RETURNS TABLE (allowed boolean, value float8, ts bigint, capacity float8, now_us
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    v_now      bigint := coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint); -- one instant for all rows
+    v_now      bigint; -- one instant for all rows
     v_row      record;
     v_enough   boolean[];
     v_value    float8[];
     v_ts       bigint[];
     v_capacity float8[];
 BEGIN
-    BEGIN
-        FOR i IN 1 .. cardinality(p_names) LOOP
-            v_row := ratelimit.take_1(p_names[i], p_keys[i], p_shards[i], p_costs[i],
-                p_capacities[i], p_rates[i], p_steps[i], p_step_us[i], p_phase_us[i], p_lowest[i],
-                p_since_us[i], p_until_us[i], v_now, false, false);
-            IF v_row.allowed IS NULL THEN
-                RAISE SQLSTATE 'RL002';
-            END IF;
-            v_enough[i] := v_row.allowed; v_value[i] := v_row.value; v_ts[i] := v_row.ts; v_capacity[i] := v_row.capacity;
-        END LOOP;
-        IF false = ANY (v_enough) THEN
-            RAISE SQLSTATE 'RL001';
-        END IF;
-    EXCEPTION -- the rows are as before, and unlocked
-        WHEN SQLSTATE 'RL001' THEN
+    FOR v_pass IN 1 .. 2 LOOP
+        v_now := coalesce(p_as_of_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint);
+        v_enough := '{}';
+        BEGIN
             FOR i IN 1 .. cardinality(p_names) LOOP
-                IF v_enough[i] THEN
-                    v_value[i] := least(v_value[i] + p_costs[i], p_capacities[i]);
+                v_row := ratelimit.take_1(p_names[i], p_keys[i], p_shards[i], p_costs[i],
+                    p_capacities[i], p_rates[i], p_steps[i], p_step_us[i], p_phase_us[i], p_lowest[i],
+                    p_since_us[i], p_until_us[i], v_now, false, false);
+                IF v_row.allowed IS NULL THEN
+                    RAISE SQLSTATE 'RL002';
                 END IF;
+                v_enough[i] := v_row.allowed; v_value[i] := v_row.value; v_ts[i] := v_row.ts; v_capacity[i] := v_row.capacity;
             END LOOP;
-        WHEN SQLSTATE 'RL002' THEN
-            RETURN;
-    END;
+            IF false = ANY (v_enough) THEN
+                RAISE SQLSTATE 'RL001';
+            END IF;
+            EXIT;
+        EXCEPTION -- the rows are as before, and unlocked
+            WHEN SQLSTATE 'RL001' THEN
+                FOR i IN 1 .. cardinality(p_names) LOOP
+                    IF v_enough[i] THEN
+                        v_value[i] := least(v_value[i] + p_costs[i], p_capacities[i]);
+                    END IF;
+                END LOOP;
+            WHEN SQLSTATE 'RL002' THEN
+                RETURN;
+        END;
+        EXIT WHEN p_as_of_us IS NOT NULL OR clock_timestamp() < timestamptz 'epoch' + (v_now + 10000) * interval '1 microsecond';
+    END LOOP; -- it has waited for a row, and tokens have arrived meanwhile
     FOR i IN 1 .. cardinality(p_names) LOOP
         allowed := v_enough[i]; value := v_value[i]; ts := v_ts[i]; capacity := v_capacity[i]; now_us := v_now;
         RETURN NEXT;
