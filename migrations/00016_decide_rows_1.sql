@@ -38,8 +38,8 @@
 -- p_alone, p_relaxed       as in take_1
 --
 -- Exact at every isolation level. A SERIALIZABLE transaction reads rows by upserts, so it takes SIREAD locks only to find leases that have ended or
--- are reset. A refusal leaves no row locked but those that it mended. A call that's alone is refused without a lock if it finds the same rows
--- twice, so that all of them were there at one instant. One statement can't read them all, because on Citus each names one row. A rollback undoes
+-- are reset. A refusal leaves no row locked but those that it mended. A call that's alone is refused without a lock if it finds the same rows,
+-- or the same leases, twice, so that all of them were there at one instant. One statement can't read them all, because on Citus each names one row. A rollback undoes
 -- all.
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.decide_rows_1(p_asks jsonb, p_as_of_us bigint, p_first integer, p_bound_ms integer, p_alone boolean, p_relaxed boolean)
@@ -304,7 +304,7 @@ BEGIN
             END LOOP;
             IF NOT true = ANY (v_writes) AND p_asks -> 0 ->> 'verb' <> 'lock' OR v_refused THEN
                 v_looked := true;
-                FOR i IN 1 .. CASE WHEN v_pass = 1 THEN n ELSE 0 END LOOP -- what was looked at must have been there at one instant
+                FOR i IN 1 .. CASE WHEN v_pass = 1 AND (n > 1 OR v_lease[1] IS NOT NULL) THEN n ELSE 0 END LOOP -- what was looked at must have been there at one instant
                     SELECT b.* INTO v_row FROM ratelimit.buckets AS b
                     WHERE b.name = v_found[i].name AND b.key = v_found[i].key AND b.shard = v_found[i].shard;
                     v_looked := v_looked AND FOUND <> v_made[i] AND (v_made[i] OR v_row IS NOT DISTINCT FROM v_found[i]);

@@ -4,7 +4,7 @@
 
 -- A request, the policy that is in effect for it, and then the answer.
 CREATE TYPE ratelimit.terms AS (
-    name text, key text, plan text, cost float8, lowest float8, -- lowest: what may remain
+    name text, key text, shard integer, plan text, cost float8, lowest float8, fence bigint, -- lowest: what may remain; fence: of a lease
     most float8, paid_us bigint, ready_us bigint, -- of a reservation: the capacity then, when it was paid, and when its work may run
     rule text, mode text, kind text, capacity float8, rate float8, steps float8, step_us bigint, phase_us bigint, slices integer, max_owed float8, lease_us bigint, calendar text,
     from_us bigint, since_us bigint, last_us bigint, reset_us bigint, paused_us bigint, -- since when the policy and its numbers are in effect, and until when
@@ -114,9 +114,11 @@ END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.eras_of FROM PUBLIC;
 
--- terms_of returns the policy of a request at p_now_us. p_seen_us is the ts of a row that another policy may have written.
+-- terms_of returns the policy of a request at p_now_us. p_seen_us is the ts of a row that another policy may have written. p_own is the
+-- policy of a reservation whose limit has no rule any more.
 -- +goose StatementBegin
-CREATE FUNCTION ratelimit.terms_of(p_name text, p_key text, p_plan text, p_cost float8, p_now_us bigint, p_seen_us bigint) RETURNS ratelimit.terms
+CREATE FUNCTION ratelimit.terms_of(p_name text, p_key text, p_plan text, p_cost float8, p_now_us bigint, p_seen_us bigint, p_own ratelimit.compiled_rules DEFAULT NULL)
+RETURNS ratelimit.terms
 LANGUAGE plpgsql AS $$
 DECLARE
     t        ratelimit.terms;
@@ -127,7 +129,10 @@ DECLARE
     v_change text; -- to the policy in effect
     v_nth    bigint;
 BEGIN
-    SELECT array_agg(e ORDER BY e.since_us DESC) INTO v_eras FROM ratelimit.eras_of(p_name, p_key, coalesce(p_plan, ''), p_now_us) AS e;
+    SELECT array_agg(e ORDER BY e.since_us DESC) INTO v_eras FROM ratelimit.eras_of(p_name, p_key, coalesce(p_plan, ''), p_now_us) AS e WHERE p_own.name IS NULL;
+    IF p_own.name IS NOT NULL THEN
+        v_eras := ARRAY[p_own];
+    END IF;
     c := v_eras[1];
     SELECT f.hash_key <> 'none' INTO v_hashed FROM ratelimit.fingerprint AS f;
     IF (c.last_us >= p_now_us) IS NOT TRUE THEN
@@ -147,7 +152,7 @@ BEGIN
         RAISE EXCEPTION 'ratelimit: the cost for % is %', quote_literal(p_name), coalesce(p_cost::text, 'NULL') USING ERRCODE = 'numeric_value_out_of_range',
             HINT = format('Pass a number of tokens, 0 or from %s on.', greatest(c.capacity * 9.094947017729282e-13, 1e-9));
     END IF;
-    IF v_hashed IS NULL THEN -- the first call of all
+    IF v_hashed IS NULL AND current_setting('transaction_read_only') = 'off' THEN -- the first call of all
         INSERT INTO ratelimit.fingerprint (hash_key) VALUES ('none') ON CONFLICT DO NOTHING;
     END IF;
 
@@ -222,9 +227,9 @@ REVOKE EXECUTE ON FUNCTION ratelimit.credit_until FROM PUBLIC;
 -- +goose StatementBegin
 CREATE FUNCTION ratelimit.asks_of(p_terms ratelimit.terms[], p_verb text) RETURNS jsonb
 LANGUAGE sql STABLE SET extra_float_digits = 1 AS $$
-    SELECT jsonb_agg(jsonb_build_object('name', t.name, 'key', t.key, 'shard', 0, 'same', false, 'verb', CASE WHEN p_verb IN ('look', 'reserve') THEN 'take' ELSE p_verb END,
+    SELECT jsonb_agg(jsonb_build_object('name', t.name, 'key', t.key, 'shard', coalesce(t.shard, 0), 'same', false, 'verb', CASE p_verb WHEN 'reserve' THEN 'take' ELSE p_verb END,
         'amount', t.cost, 'lowest', CASE p_verb WHEN 'look' THEN 1e300 ELSE t.lowest END, 'most', coalesce(t.most, 0), 'until_us', ratelimit.credit_until(t), 'capacity', t.capacity, 'rate', t.rate, 'steps', t.steps, 'slices', t.slices, 'step_us', t.step_us, 'phase_us', t.phase_us,
-        'lease_us', t.lease_us, 'since_us', t.since_us, 'last_us', t.last_us) || coalesce(t.past, '{}') || CASE p_verb WHEN 'reserve' THEN
+        'lease_us', t.lease_us, 'fence', t.fence, 'since_us', t.since_us, 'last_us', t.last_us) || coalesce(t.past, '{}') || CASE p_verb WHEN 'reserve' THEN
             jsonb_build_object('plan', nullif(t.plan, ''), 'calendar', t.calendar, 'waits', t.mode = 'on', 'next_us', CASE WHEN t.calendar IS NOT NULL THEN (
                 SELECT jsonb_agg(ratelimit.calendar_begin(t.calendar, ratelimit.calendar_nth(t.calendar, t.since_us) + n) ORDER BY n) FROM generate_series(1, 2) AS n) END)
             ELSE '{}' END ORDER BY t.name COLLATE "C", t.key COLLATE "C")
@@ -235,8 +240,9 @@ REVOKE EXECUTE ON FUNCTION ratelimit.asks_of FROM PUBLIC;
 
 -- decide has requests decided, in the order of the primary key: by decide_1, and what it leaves undecided by decide_rows_1. It returns them
 -- with the answers. p_verb is one of decide_rows_1, or look, which takes nothing and locks nothing, or reserve, with the id of a reservation.
+-- p_own is as in terms_of.
 -- +goose StatementBegin
-CREATE FUNCTION ratelimit.decide(p_terms ratelimit.terms[], p_verb text, p_id uuid DEFAULT NULL) RETURNS ratelimit.terms[]
+CREATE FUNCTION ratelimit.decide(p_terms ratelimit.terms[], p_verb text, p_id uuid DEFAULT NULL, p_own ratelimit.compiled_rules DEFAULT NULL) RETURNS ratelimit.terms[]
 LANGUAGE plpgsql AS $$
 DECLARE
     t        ratelimit.terms := p_terms[1];
@@ -268,13 +274,17 @@ BEGIN
         v_now := t.now_us;
         FOREACH t IN ARRAY p_terms LOOP -- a policy that begins within a minute has written a row: the request is of its first microsecond
             IF t.ts > t.last_us AND t.ts <= v_now + 60000000 THEN
-                v_now := greatest(v_now, (ratelimit.terms_of(t.name, t.key, t.plan, t.cost, t.ts, NULL)).since_us);
+                v_now := greatest(v_now, (ratelimit.terms_of(t.name, t.key, t.plan, 0, t.ts, NULL, p_own)).since_us);
                 v_as_of := v_now;
             END IF;
         END LOOP;
         FOR i IN 1 .. cardinality(p_terms) LOOP
-            t := ratelimit.terms_of(p_terms[i].name, p_terms[i].key, p_terms[i].plan, p_terms[i].cost, v_now, p_terms[i].ts);
-            t.lowest := p_terms[i].lowest; t.most := p_terms[i].most; t.paid_us := p_terms[i].paid_us;
+            t := ratelimit.terms_of(p_terms[i].name, p_terms[i].key, p_terms[i].plan, 0, v_now, p_terms[i].ts, p_own);
+            t.shard := p_terms[i].shard; t.cost := p_terms[i].cost; t.lowest := p_terms[i].lowest; t.fence := p_terms[i].fence;
+            t.most := p_terms[i].most; t.paid_us := p_terms[i].paid_us;
+            IF (t.kind = 'concurrency') <> (p_terms[i].kind = 'concurrency') THEN
+                RAISE EXCEPTION 'ratelimit: the limit % has become a % during the call', quote_literal(t.name), t.kind USING ERRCODE = 'serialization_failure', HINT = 'Call again.';
+            END IF;
             p_terms[i] := t;
         END LOOP;
         v_asks := ratelimit.asks_of(p_terms, p_verb); -- look is refused, so decide_rows_1 only looks

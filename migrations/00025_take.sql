@@ -37,7 +37,7 @@ BEGIN
                 HINT = 'Pass at most its capacity at once, or give the rule a larger one.';
         ELSIF v_paused IS TRUE OR t.mode = 'off' OR t.cost > t.capacity THEN
             t.allowed := coalesce(t.paused_us <= t.now_us, true) AND (v_paused IS TRUE OR t.mode = 'off');
-            t.remaining := CASE WHEN t.mode = 'off' AND t.allowed THEN t.capacity ELSE 0 END;
+            t.remaining := CASE WHEN t.mode = 'off' AND v_paused IS NOT TRUE THEN t.capacity ELSE 0 END; -- beside a pause none is asked
             t.retry_us := CASE WHEN t.allowed THEN 0 WHEN t.paused_us > t.now_us THEN least(t.paused_us - t.now_us, 7884000000000000) ELSE 7884000000000000 END;
             t.mode := CASE WHEN t.paused_us > t.now_us THEN 'paused' ELSE t.mode END;
             v_done := v_done || t;

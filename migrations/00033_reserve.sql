@@ -59,48 +59,58 @@ COMMENT ON FUNCTION ratelimit.reserve IS 'Takes tokens also before they are ther
 CREATE FUNCTION ratelimit.end_reservation(p_id uuid, p_final text, p_used float8) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    v      record;
+    v      ratelimit.reservations;
     t      ratelimit.terms;
+    o      ratelimit.compiled_rules; -- its own
     r      record;
-    v_own  boolean := false;
     v_ends boolean; -- whether the policy is in effect for a time
     v_left float8;
 BEGIN
-    SELECT s.name, s.key, s.plan, s.others, s.state INTO v FROM ratelimit.reservations AS s WHERE s.id = p_id;
     IF (p_used >= 0 AND p_used <= 1e12) IS NOT TRUE THEN
         RAISE EXCEPTION 'ratelimit: the reservation used %', coalesce(p_used::text, 'NULL') USING ERRCODE = 'numeric_value_out_of_range', HINT = 'Pass a number of tokens from 0 to 1e12.';
-    ELSIF v.state IS NULL THEN
+    ELSIF current_setting('transaction_isolation') = 'serializable' AND p_id IS NOT NULL THEN -- a SELECT would take SIREAD locks
+        r := ratelimit.settle_1(p_id, p_final, NULL, NULL, 0, true, false, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, false, NULL, NULL);
+        v.name := r.name; v.key := r.key; v.plan := r.plan; v.state := r.state;
+    ELSE
+        SELECT s.* INTO v FROM ratelimit.reservations AS s WHERE s.id = p_id;
+    END IF;
+    IF v.state IS NULL THEN
         RAISE EXCEPTION 'ratelimit: there is no reservation %', coalesce(p_id::text, 'NULL') USING ERRCODE = 'undefined_object', HINT = 'Its transaction was rolled back, or it ended long ago.';
     ELSIF v.state <> 'open' THEN
         RETURN false;
-    ELSIF v.others IS NOT NULL THEN
-        RAISE EXCEPTION 'ratelimit: the reservation % is of several limits', p_id USING ERRCODE = 'feature_not_supported', HINT = 'A program in Go has made it: end it there.';
     END IF;
     BEGIN
         t := ratelimit.terms_of(v.name, v.key, v.plan, 0, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, NULL);
     EXCEPTION WHEN undefined_object OR feature_not_supported THEN
-        v_own := true;
+        o.name := v.name;
     END;
     v_ends := t.since_us > -9223372036854775808 OR t.last_us < 9223372036854775806;
-    r := ratelimit.settle_1(p_id, p_final, NULL, NULL, p_used, t.mode IS DISTINCT FROM 'off', v_own, t.capacity, t.rate, t.steps, t.step_us, t.phase_us,
+    r := ratelimit.settle_1(p_id, p_final, NULL, NULL, p_used, t.mode IS DISTINCT FROM 'off', o.name IS NOT NULL, t.capacity, t.rate, t.steps, t.step_us, t.phase_us,
         CASE WHEN v_ends THEN t.since_us END, CASE WHEN v_ends THEN t.last_us END, nullif(t.reset_us, -9223372036854775808), t.calendar IS NOT NULL, NULL, NULL);
     IF r.done THEN
         RETURN r.state = 'open';
     END IF;
 
-    -- The bucket was used under another policy since, or in another window.
+    -- There are several buckets, or this one was used under another policy since, or in another window.
     UPDATE ratelimit.reservations AS s SET state = p_final, settled = CASE p_final WHEN 'settled' THEN CASE t.mode WHEN 'off' THEN least(p_used, s.cost) ELSE p_used END END,
         expires_us = greatest(s.expires_us, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) WHERE s.id = p_id AND s.state = 'open' RETURNING s.* INTO v;
     IF NOT FOUND THEN
         RETURN false;
+    ELSIF v.others IS NOT NULL THEN
+        RAISE EXCEPTION 'ratelimit: the reservation % is of several limits', p_id USING ERRCODE = 'feature_not_supported', HINT = 'A program in Go has made it: end it there.';
+    ELSIF o.name IS NOT NULL THEN
+        o.since_us := -9223372036854775808; o.last_us := 9223372036854775806; o.mode := 'on'; o.rule := v.name; o.shards := 1; o.keyed := false;
+        o.kind := CASE WHEN v.calendar IS NOT NULL THEN 'calendar window' WHEN v.step_us = 1 THEN 'token bucket' ELSE 'fixed window' END;
+        o.capacity := v.capacity; o.rate := v.rate; o.steps := v.steps; o.step_us := v.step_us; o.phase_us := v.phase_us; o.calendar := v.calendar;
+        t := ratelimit.terms_of(v.name, v.key, v.plan, 0, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, NULL, o);
     END IF;
-    t.cost := abs(p_used - v.cost); t.paid_us := v.paid_us; t.most := v.capacity;
+    t.shard := v.shard; t.cost := abs(p_used - v.cost); t.paid_us := v.paid_us; t.most := v.capacity;
     v_left := ceil((v.paid_us - t.now_us)::float8 / v.step_us::float8);
     IF p_used < v.cost AND v.owed <> 0 AND v.step_us > 1 AND t.step_us > 1 AND v_left < ceil(v.owed / (v.rate / v.steps)) THEN -- as in settle_1
         t.cost := least(t.cost, greatest(0, least(v.cost, v.capacity + v.owed - (ceil(v.owed / (v.rate / v.steps)) - greatest(v_left, 0)) * (v.rate / v.steps))));
     END IF;
     IF t.cost > 0 AND (p_used < v.cost OR t.mode <> 'off') THEN
-        PERFORM ratelimit.decide(ARRAY[t], CASE WHEN p_used < v.cost THEN 'credit' ELSE 'charge' END);
+        PERFORM ratelimit.decide(ARRAY[t], CASE WHEN p_used < v.cost THEN 'credit' ELSE 'charge' END, NULL, o);
     END IF;
     RETURN true;
 END $$;
@@ -182,6 +192,11 @@ BEGIN
         RETURN NULL;
     END IF;
     r := ratelimit.renew_lease_1(t.name, t.key, $3, t.lease_us, t.capacity, t.reset_us, NULL, NULL);
+    IF r.held IS NULL THEN -- a wrong clock has written the row
+        t.fence := $3;
+        t := (ratelimit.decide(ARRAY[t], 'renew'))[1];
+        RETURN timestamptz 'epoch' + CASE WHEN t.allowed THEN t.leases[3] END * interval '1 microsecond';
+    END IF;
     RETURN timestamptz 'epoch' + CASE WHEN r.held THEN r.until_us END * interval '1 microsecond';
 END $$;
 -- +goose StatementEnd
@@ -192,9 +207,26 @@ COMMENT ON FUNCTION ratelimit.renew_lease IS 'Extends a lease, and returns its n
 CREATE FUNCTION ratelimit.release(name text, key text, fence bigint, plan text DEFAULT NULL) RETURNS boolean
 LANGUAGE plpgsql AS $$
 DECLARE
-    t ratelimit.terms := ratelimit.slots_of($1, $2, 1, $4);
+    t ratelimit.terms;
+    v_held boolean := false;
 BEGIN
-    RETURN $3 IS NOT NULL AND coalesce((ratelimit.release_1(t.name, t.key, $3, t.capacity, t.reset_us, NULL, NULL)).held, false);
+    BEGIN
+        t := ratelimit.slots_of($1, $2, 1, $4);
+    EXCEPTION WHEN undefined_object THEN -- the rule was deleted, and leases are held
+        SELECT b.name, b.key, b.capacity INTO t.name, t.key, t.capacity
+        FROM ratelimit.buckets AS b WHERE b.name = $1 AND b.key = $2 AND b.shard = 0 AND b.leased IS NOT NULL;
+        IF NOT FOUND THEN
+            RAISE;
+        END IF;
+    END;
+    IF $3 IS NOT NULL THEN
+        v_held := (ratelimit.release_1(t.name, t.key, $3, t.capacity, t.reset_us, NULL, NULL)).held;
+    END IF;
+    IF v_held IS NULL THEN -- a wrong clock has written the row
+        t.fence := $3;
+        v_held := ((ratelimit.decide(ARRAY[t], 'release'))[1]).allowed;
+    END IF;
+    RETURN v_held;
 END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.release FROM PUBLIC;

@@ -274,7 +274,9 @@ func (p *pair) ask() {
 
 // same requires that the tables have the same rows.
 func (p *pair) same(ctx context.Context) {
-	const query = `SELECT b::text FROM ratelimit.buckets AS b UNION ALL SELECT l::text FROM ratelimit.leases AS l ORDER BY 1`
+	// taken counts only beside the value that it was written with: other kinds leave it as it is, or not.
+	const query = `SELECT row(name, key, shard, value, ts, capacity, CASE WHEN taken[2] = value THEN taken END, leased)::text FROM ratelimit.buckets
+		UNION ALL SELECT l::text FROM ratelimit.leases AS l ORDER BY 1`
 	var all [2][]string
 	for i, pool := range []*pgxpool.Pool{p.inGo, p.inSQL} {
 		rows, err := pool.Query(ctx, query)
