@@ -51,7 +51,7 @@ confirm. It replaces the key's override; other keys' overrides stay. Without KEY
 	flags := cmd.Flags()
 	flags.Float64Var(&f.Multiplier, "multiplier", 0, "multiple of the rule, such as 5 or 0.5")
 	flags.StringVar(&f.OnPlan, "on-plan", "", "plan whose rule the key has")
-	flags.StringVar(&f.says, "policy", "", "the key's own policy, such as '500 per hour'; see ratelimit help policies")
+	flags.StringVar(&f.says, "policy", "", "the key's own policy, such as 'rate: 500, period: hour'; see ratelimit help policies")
 	flags.StringVar(&f.onChange, "on-change", "",
 		"what becomes of its tokens: carry, keep, scale, add or reset (default: carry for a window, keep for a token bucket)")
 	flags.Var(&f.lasts, "for", "duration, such as 24h")
