@@ -71,7 +71,7 @@ func (a *app) withDatabaseWithin(ctx context.Context, timeout time.Duration,
 		if err != nil {
 			return err
 		}
-		store, err := rules.NewStore(pool, rules.StoreConfig{Schema: a.options.schema})
+		store, err := rules.NewStore(pool, rules.StoreConfig{Schema: a.options.schema, Lead: lead})
 		if err != nil {
 			return err
 		}

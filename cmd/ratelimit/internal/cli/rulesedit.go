@@ -13,6 +13,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
+// lead is how long after it is made a change takes effect that has no --from.
+const lead = 2 * time.Second
+
 // editRules shows the difference that find makes of the stored rules, asks, and stores it.
 func (a *app) editRules(
 	ctx context.Context, e *editFlags,
@@ -47,23 +50,35 @@ func (a *app) withChange(cmd *cobra.Command, e *editFlags) *cobra.Command {
 	return a.withYes(a.withOutput(withEdit(cmd, e)))
 }
 
-// storedIn returns the last stored rules and overrides.
-func storedIn(list *rules.Listing) map[thing]entry {
-	found := make(map[thing]entry)
-	for _, e := range entriesOf(documentOf(list), list.Now) {
-		found[e.thing] = e
+// stated returns the statements about each thing that are in effect at an instant or later.
+func stated(list *rules.Listing, at time.Time) map[thing][]rules.Statement {
+	found := make(map[thing][]rules.Statement)
+	for _, s := range slices.Concat(list.Rules, list.Overrides) {
+		if s.Until.IsZero() || s.Until.After(at) {
+			found[thingOf(&s)] = append(found[thingOf(&s)], s)
+		}
 	}
 	return found
 }
 
+func thingOf(s *rules.Statement) thing { return thing{s.Of, s.Limit, s.Plan, s.Key} }
+
+// said returns the rule or the override of a statement.
+func said(s *rules.Statement) fmt.Stringer {
+	if s.Rule != nil {
+		return s.Rule
+	}
+	return s.Override
+}
+
 func removal(list *rules.Listing, what thing, from time.Time) (*difference, error) {
-	old, ok := storedIn(list)[what]
-	if !ok {
+	all := stated(list, cmp.Or(from, list.Now.Add(lead)))[what]
+	if len(all) == 0 {
 		return nil, notFound("there is no %s; ratelimit rules get shows what is stored for a limit, and %s",
 			nameOf(what.of, what.limit, what.plan, what.key), namesIn(list))
 	}
 	d := &difference{}
-	d.add(what, old.says, nil)
+	d.add(what, said(&all[len(all)-1]), nil)
 	d.look(list, nil, from)
 	return d, nil
 }
@@ -126,10 +141,11 @@ func (a *app) reverted(
 	case len(history) == mostReverted:
 		return nil, misused("version %d has more than %d changes; apply the earlier file", version, mostReverted)
 	}
-	d, now := &difference{views: []changeView{}}, storedIn(list)
+	at := cmp.Or(from, list.Now.Add(lead))
+	d, all := &difference{views: []changeView{}}, stated(list, at)
 	for i := range history {
 		s := &history[i]
-		if err := d.revert(s, now[thing{s.Of, s.Limit, s.Plan, s.Key}].says, list, cmp.Or(from, list.Now)); err != nil {
+		if err := d.revert(s, all[thingOf(s)], list, at); err != nil {
 			return nil, fmt.Errorf("the %s cannot be reverted: %w", nameOf(s.Of, s.Limit, s.Plan, s.Key), err)
 		}
 	}
@@ -138,7 +154,7 @@ func (a *app) reverted(
 	}
 	for _, s := range slices.Concat(list.Rules, list.Overrides) {
 		if s.Version > version && slices.ContainsFunc(history, func(h rules.Statement) bool {
-			return thing{h.Of, h.Limit, h.Plan, h.Key} == thing{s.Of, s.Limit, s.Plan, s.Key}
+			return thingOf(&h) == thingOf(&s)
 		}) {
 			name := nameOf(s.Of, s.Limit, s.Plan, s.Key)
 			a.note("version %d has changed the %s since, and is taken back with it", s.Version, name)
@@ -148,8 +164,8 @@ func (a *app) reverted(
 	return d, nil
 }
 
-// revert adds what takes back a statement about a thing that says now.
-func (d *difference) revert(s *rules.Statement, now fmt.Stringer, list *rules.Listing, from time.Time) error {
+// revert adds what takes back a statement, unless all statements about the thing from then on say so.
+func (d *difference) revert(s *rules.Statement, all []rules.Statement, list *rules.Listing, from time.Time) error {
 	old := s.Old
 	if old != nil && old.Override != nil && !old.Override.Until.IsZero() && !old.Override.Until.After(from) {
 		old = nil // it would have ended meanwhile
@@ -174,8 +190,23 @@ func (d *difference) revert(s *rules.Statement, now fmt.Stringer, list *rules.Li
 	case old != nil:
 		next = old.Override
 	}
-	if (now != nil || next != nil) && !same(now, next) {
-		d.add(thing{s.Of, s.Limit, s.Plan, s.Key}, now, next)
+	other := slices.IndexFunc(all, func(o rules.Statement) bool { return !same(said(&o), next) })
+	if other >= 0 {
+		d.add(thingOf(s), said(&all[other]), next)
+	} else if next != nil && !lasts(all, from) {
+		d.add(thingOf(s), nil, next)
 	}
 	return nil
+}
+
+// lasts reports whether statements about a thing, which all say the same, do so at an instant and to the end of it.
+func lasts(all []rules.Statement, at time.Time) bool {
+	if len(all) == 0 || all[0].From.After(at) {
+		return false
+	}
+	last, end := &all[len(all)-1], time.Time{}
+	if last.Override != nil {
+		end = last.Override.Until
+	}
+	return last.Until.Equal(end)
 }
