@@ -39,7 +39,6 @@ func requireReadOnly(t *testing.T, l *ratelimit.Limiter, reservation, lease stri
 		"Settle":      func() error { return l.Settle(ctx, reservation, request.Cost(2)) },
 		"Cancel":      func() error { return l.Cancel(ctx, reservation) },
 		"Start":       func() error { _, err := l.Start(ctx, reservation); return err },
-		"Started":     func() error { _, err := l.Started(ctx, reservation); return err },
 		"Renew":       func() error { _, err := l.Renew(ctx, reservation); return err },
 		"Acquire":     func() error { _, err := l.Acquire(ctx, slots.For("ada")); return err },
 		"RenewLease":  func() error { _, err := l.RenewLease(ctx, lease); return err },
@@ -59,6 +58,8 @@ func requireReadOnly(t *testing.T, l *ratelimit.Limiter, reservation, lease stri
 	_, err := l.Check(ctx, request)
 	require.NoError(t, err)
 	_, err = l.Value(ctx, request)
+	require.NoError(t, err)
+	_, err = l.Started(ctx, reservation)
 	require.NoError(t, err)
 }
 
