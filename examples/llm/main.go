@@ -13,7 +13,7 @@
 // MODEL_URL names the model; without it the program answers by itself.
 //
 // Use it for questions whose answers may come later, or must survive a restart: each is a job. For callers that wait on
-// their connection for a stream, an HTTP handler with take.Turn is enough ("An LLM proxy" in docs/recipes.md). If calls
+// their connection for a stream, an HTTP handler with take.Turn is enough ("LLM tokens" in docs/recipes.md). If calls
 // above a limit shall be refused and never wait, use the middleware of httplimit ("LLM tokens").
 package main
 

@@ -29,9 +29,9 @@ import (
 // The variables and functions below hold code blocks of docs/recipes.md. The tests below run each of them, and check
 // the figures of the page.
 
+// recipeRegion is the limit in one of several regions, as docs/operations.md recommends.
 func recipeRegion(share float64) ratelimit.Limit {
-	limit := ratelimit.Define("api", ratelimit.TokenBucket{Rate: 100 * share, Period: time.Second, Capacity: 50 * share})
-	return limit
+	return ratelimit.Define("api", ratelimit.TokenBucket{Rate: 100 * share, Period: time.Second, Capacity: 50 * share})
 }
 
 var HalfAndHalf = ratelimit.Define("half", ratelimit.TokenBucket{Rate: 50, Period: time.Minute, Capacity: 50})
@@ -39,25 +39,15 @@ var HalfAndHalf = ratelimit.Define("half", ratelimit.TokenBucket{Rate: 50, Perio
 var Spaced = ratelimit.Define("spaced",
 	ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: ratelimit.None})
 
-func recipeSpaced(ctx context.Context, limiter *ratelimit.Limiter, schedule func(time.Time)) error {
-	r, err := limiter.Reserve(ctx, Spaced.Global())
-	if err != nil {
-		return err
-	}
-	schedule(r.ReadyAt)
-	return nil
-}
-
 var Cooldown = ratelimit.Define("cooldown", ratelimit.TokenBucket{Rate: 1, Period: 30 * time.Second})
 
 func recipeCooldown(ctx context.Context, limiter *ratelimit.Limiter, userID string, publish func(pgx.Tx) error) error {
-	err := limiter.InTx(ctx, func(tx pgx.Tx) error {
+	return limiter.InTx(ctx, func(tx pgx.Tx) error {
 		if err := limiter.WithTx(tx).Require(ctx, Cooldown.For(userID)); err != nil {
 			return err
 		}
-		return publish(tx) // if it fails, the cooldown has not begun
+		return publish(tx)
 	})
-	return err
 }
 
 var (
@@ -116,9 +106,9 @@ var errWrongPassword = errors.New("the login or the password is wrong")
 // recipeStart is when the load of a recipe begins.
 var recipeStart = time.Date(2026, time.March, 2, 9, 0, 0, 0, time.UTC)
 
-// pressed requests one token of a full bucket at each of n instants, at a rate. It returns the instants of admissions
-// and of refusals, relative to the first.
-func pressed(t *testing.T, limit ratelimit.Limit, perSecond float64, n int) (admitted, refused []time.Duration) {
+// pressed requests one token of a full bucket at each of n instants, at a rate. It returns the instants of
+// admissions, relative to the first.
+func pressed(t *testing.T, limit ratelimit.Limit, perSecond float64, n int) (admitted []time.Duration) {
 	t.Helper()
 	s, err := ratelimit.NewSimulation(ratelimit.Config{})
 	require.NoError(t, err)
@@ -128,11 +118,9 @@ func pressed(t *testing.T, limit ratelimit.Limit, perSecond float64, n int) (adm
 		require.NoError(t, err)
 		if d.Allowed {
 			admitted = append(admitted, at)
-		} else {
-			refused = append(refused, at)
 		}
 	}
-	return admitted, refused
+	return admitted
 }
 
 // within returns how many of the instants are before an end.
@@ -208,20 +196,19 @@ func TestRecipesOfRates(t *testing.T) {
 
 	t.Run("Regions", func(t *testing.T) {
 		t.Parallel()
-		whole, _ := pressed(t, recipeRegion(1), 1000, 10*1000)
-		larger, _ := pressed(t, recipeRegion(0.6), 1000, 10*1000)
-		smaller, _ := pressed(t, recipeRegion(0.4), 1000, 10*1000)
+		whole := pressed(t, recipeRegion(1), 1000, 10*1000)
+		larger := pressed(t, recipeRegion(0.6), 1000, 10*1000)
+		smaller := pressed(t, recipeRegion(0.4), 1000, 10*1000)
 		for end := time.Duration(0); end <= 10*time.Second; end += 100 * time.Millisecond {
 			require.LessOrEqual(t, within(larger, end)+within(smaller, end), within(whole, end))
 		}
-		says(t, "With shares of 0.6 and 0.4, the regions together never admit more than one limit with rate 100 and capacity 50.")
 	})
 
 	t.Run("ThirdPartyCap", func(t *testing.T) {
 		t.Parallel()
-		admitted, _ := pressed(t, HalfAndHalf, 1000, 1000*200)
+		admitted := pressed(t, HalfAndHalf, 1000, 1000*200)
 		most := busiest(admitted, time.Minute)
-		says(t, "the busiest minute has %d, and the minutes after it have 50", most)
+		require.LessOrEqual(t, most, 100)
 		require.Equal(t, 50, within(admitted, 3*time.Minute)-within(admitted, 2*time.Minute))
 	})
 }
@@ -235,7 +222,9 @@ func TestRecipesOfSpacing(t *testing.T) {
 		f := newFrozen(t)
 		var ready []time.Duration
 		for range 8 {
-			require.NoError(t, recipeSpaced(t.Context(), f.Limiter, func(at time.Time) { ready = append(ready, at.Sub(recipeStart)) }))
+			r, err := f.Limiter.Reserve(t.Context(), Spaced.Global())
+			require.NoError(t, err)
+			ready = append(ready, r.ReadyAt.Sub(recipeStart))
 			f.now = f.now.Add(100 * time.Millisecond)
 		}
 		for i, at := range ready {
@@ -309,27 +298,12 @@ func TestRecipesOfSpacing(t *testing.T) {
 	})
 }
 
-// The blocks of docs/recipes.md on tenants, workers and callers that wait, and the tests that run them.
+// The blocks of docs/recipes.md on tenants and hot keys, and the tests that run them.
 
 var (
 	Guarantee = ratelimit.Define("guarantee", ratelimit.PerSecond(20))
 	Pool      = ratelimit.Define("pool", ratelimit.PerSecond(100))
 )
-
-var Calls = ratelimit.Define("calls", ratelimit.TokenBucket{Rate: 10, Period: time.Second, Capacity: 1})
-
-func recipeWait(ctx context.Context, limiter *ratelimit.Limiter, call func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	d, err := take.Wait(ctx, limiter, Calls.Global())
-	if err != nil {
-		return err
-	}
-	if !d.Allowed {
-		return d.Err() // its turn would come too late, and nothing is reserved
-	}
-	return call()
-}
 
 var Firehose = ratelimit.Define("firehose", ratelimit.TokenBucket{
 	Rate: 100_000, Period: time.Second, Capacity: 350_000,
@@ -392,21 +366,5 @@ func TestRecipesOfVerbs(t *testing.T) {
 				int(Firehose.Capacity())+arrive, arrive, queries, calls)
 			require.NoError(t, hot.Close(t.Context()))
 		})
-	})
-
-	t.Run("Wait", func(t *testing.T) {
-		t.Parallel()
-		f := newFrozen(t)
-		calls := 0
-		call := func() error { calls++; return nil }
-		require.NoError(t, recipeWait(t.Context(), f.Limiter, call))
-		r, err := f.Limiter.Reserve(t.Context(), Calls.Global().Cost(50))
-		require.NoError(t, err)
-		require.True(t, r.Allowed)
-		owed := f.tokens(t, Calls.Global())
-		require.ErrorIs(t, recipeWait(t.Context(), f.Limiter, call), ratelimit.ErrLimited)
-		require.Equal(t, owed, f.tokens(t, Calls.Global()))
-		require.Equal(t, 1, calls)
-		says(t, "If others have reserved %v s of work, the call is refused at once and reserves nothing", r.ReadyAt.Sub(f.now).Seconds())
 	})
 }

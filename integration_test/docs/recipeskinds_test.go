@@ -88,10 +88,8 @@ func TestRecipesOfKinds(t *testing.T) {
 
 	t.Run("NeverMore", func(t *testing.T) {
 		t.Parallel()
-		admitted, refused := pressed(t, Strictest, 20, 20*600)
-		says(t, "the busiest minute has %d", busiest(admitted, time.Minute))
-		says(t, "pressed 20 times a second it refuses first at %s", inSeconds(refused[0]))
-		says(t, "%d are admitted in ten minutes", len(admitted))
+		admitted := pressed(t, Strictest, 20, 20*600)
+		require.Equal(t, 100, busiest(admitted, time.Minute))
 	})
 
 	t.Run("Quota", func(t *testing.T) {
@@ -105,7 +103,6 @@ func TestRecipesOfKinds(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, d.Allowed)
 		require.Equal(t, time.Second, d.RetryAfter)
-		says(t, "a refusal one second before midnight on 31 March in Berlin (22:00 UTC) has a `RetryAfter` of %s", inSeconds(d.RetryAfter))
 		f.now = f.now.Add(d.RetryAfter)
 		require.Equal(t, 1000.0, f.tokens(t, MonthlyQuota.For("ada")))
 	})
@@ -129,14 +126,14 @@ func TestRecipesOfKinds(t *testing.T) {
 		require.Equal(t, 9100.0, left("up", "pro"))
 		require.NoError(t, recipePlan(t.Context(), limiter, "up", "pro"))
 		require.Equal(t, 9099.0, left("up", "pro"))
-		says(t, "After 900 of 1,000 on `free`, 9,100 are left on `pro`.")
+		says(t, "after 900 of 1,000 on `free`, 9,100 are left on `pro`.")
 
 		require.NoError(t, limiter.Require(t.Context(), MonthlyQuota.For("down").Plan("pro").Cost(5000)))
 		require.ErrorIs(t, recipePlan(t.Context(), limiter, "down", "free"), ratelimit.ErrLimited)
 		require.Equal(t, []float64{0, 5000}, []float64{left("down", "free"), left("down", "pro")})
 		at = time.Date(2026, time.April, 1, 0, 0, 0, 0, time.UTC)
 		require.Equal(t, 1000.0, left("down", "free"))
-		says(t, "After 5,000 of 10,000 on `pro`, nothing is left on `free` until the next month, and 5,000 again on `pro`.")
+		says(t, "After 5,000 of 10,000 on `pro`, nothing is left on `free` until the next month.")
 	})
 
 	t.Run("SlowWork", func(t *testing.T) {

@@ -22,7 +22,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
-	"github.com/pgratelimit/pgratelimit/rules"
 )
 
 // The functions hold code blocks of docs/recipes.md for customers and their plans. The tests below run each of them.
@@ -81,17 +80,6 @@ func recipeProxy(complete func(context.Context, func(context.Context) (float64, 
 	})
 }
 
-func recipeBlock(ctx context.Context, limiter *ratelimit.Limiter, store *rules.Store, customer string) error {
-	key, err := limiter.StoredKey(MonthlyQuota.For(customer))
-	if err != nil {
-		return err
-	}
-	_, err = store.Pause(ctx, rules.Edit{Author: "ana", Reason: "the invoice is unpaid"}, rules.Pause{
-		Limit: "quota", Key: key, Until: time.Date(9999, time.January, 1, 0, 0, 0, 0, time.UTC),
-	})
-	return err
-}
-
 func TestRecipesOfPlans(t *testing.T) {
 	t.Parallel()
 	testkit.Long(t, documents)
@@ -115,25 +103,6 @@ func TestRecipesOfPlans(t *testing.T) {
 		}
 		_, err = quotaFrom(32)
 		require.ErrorIs(t, err, ratelimit.ErrInvalidLimit)
-	})
-
-	t.Run("ABlockedCustomer", func(t *testing.T) {
-		t.Parallel()
-		w := world.New(t)
-		store, err := rules.NewStore(w.Pool, rules.StoreConfig{})
-		require.NoError(t, err)
-		set, err := rules.NewSet(w.Pool, rules.Config{})
-		require.NoError(t, err)
-		limiter := w.With(t, ratelimit.Config{Policies: set})
-		require.NoError(t, recipeBlock(t.Context(), limiter, store, "acme"))
-		require.NoError(t, set.Load(t.Context()))
-		d, err := limiter.Take(t.Context(), MonthlyQuota.For("acme"))
-		require.NoError(t, err)
-		require.False(t, d.Allowed)
-		require.Equal(t, "the invoice is unpaid", d.States[0].PauseReason)
-		require.NoError(t, limiter.Require(t.Context(), MonthlyQuota.For("other")))
-		_, err = store.Put(t.Context(), rules.Edit{Author: "ana", Reason: "a rate of 0"}, rules.Rule{Limit: "quota", Policy: ratelimit.PerMinute(0)})
-		require.ErrorContains(t, err, "to refuse every request, pause the limit")
 	})
 }
 
