@@ -484,6 +484,24 @@ func testWindowsGetBackWhatTheyPaid(t *testing.T, on backend) {
 	}
 }
 
+// What a renewal owes is stored, also if the reservation is ready when it was before.
+func TestARenewalIsStored(t *testing.T) {
+	t.Parallel()
+	onEach(t, func(t *testing.T, on backend) {
+		d := on.setup(t).desk(t, ratelimit.Config{})
+		key := ratelimit.Define("daily", ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Day, Start: clockNoon}).For("ada")
+		d.reserve(t, key.Cost(9))
+		r := d.reserve(t, key.Cost(2))
+		turn, err := d.limiter.Renew(t.Context(), r.ID)
+		require.NoError(t, err)
+		require.Equal(t, r.ReadyAt, turn.ReadyAt)
+		d.at(ratelimit.Day)
+		d.requireTokens(t, 7, key)
+		require.NoError(t, d.limiter.Cancel(t.Context(), r.ID))
+		d.requireTokens(t, 9, key)
+	}, onPostgres, inMemory, byRoutedStatements)
+}
+
 // Settle checks what it names also when the reservation has ended, because a wrong name is a bug of the caller.
 func TestSettleAgainChecksItsRequests(t *testing.T) {
 	t.Parallel()

@@ -110,15 +110,18 @@ func TestPostgresAnswersLikeMemory(t *testing.T) {
 // row.
 func TestSingleRowsAnswerLikeMemory(t *testing.T) {
 	t.Parallel()
-	pool := postgrestest.New(t)
-	var isCitus bool
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL`).Scan(&isCitus))
-	if !isCitus {
-		_, err := pool.Exec(t.Context(), `SET allow_system_table_mods = on; CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass);
-			INSERT INTO pg_catalog.pg_dist_partition VALUES ('ratelimit.buckets')`)
-		require.NoError(t, err)
-	}
-	playAll(t, pool.Config().ConnString(), 1, testkit.Sized[uint64](60, 300))
+	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
+		t.Helper()
+		pool := postgrestest.New(t)
+		var isCitus bool
+		require.NoError(t, pool.QueryRow(t.Context(), `SELECT to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL`).Scan(&isCitus))
+		if !isCitus {
+			_, err := pool.Exec(t.Context(), `SET allow_system_table_mods = on; CREATE TABLE pg_catalog.pg_dist_partition (logicalrelid regclass);
+				INSERT INTO pg_catalog.pg_dist_partition VALUES ('ratelimit.buckets')`)
+			require.NoError(t, err)
+		}
+		playAll(t, pool.Config().ConnString(), seed, testkit.Sized[uint64](60, 300))
+	})
 }
 
 func TestCitusAnswersLikeMemory(t *testing.T) {

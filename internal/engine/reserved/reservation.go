@@ -218,7 +218,7 @@ func (r *Reservation) reopen(paid []int64, owed []float64, ready int64) {
 		r.StaleUs = &stale
 	}
 	r.ExpiresUs += ready - r.ReadyUs
-	r.State, r.ReadyUs, r.StartedUs = Open, ready, nil
+	r.State, r.ReadyUs, r.StartedUs, r.known = Open, ready, nil, nil // to be saved, also if it keeps its slot
 	for i := range r.Buckets {
 		b := &r.Buckets[i]
 		b.PaidUs, b.Owed, b.Settled = paid[i], owed[i], nil
