@@ -21,7 +21,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
-	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -40,17 +39,6 @@ var Completions = ratelimit.Define("completions", ratelimit.TokenBucket{Rate: 10
 
 // The functions below hold code blocks of README.md, docs/guide.md, docs/promises.md and docs/reservations.md.
 // TestReadme runs them.
-
-func readmeSetUp(ctx context.Context, pool *pgxpool.Pool) error {
-	if err := migrations.Up(ctx, pool, migrations.Config{}); err != nil {
-		return err
-	}
-	limiter, err := ratelimit.New(pool, ratelimit.Config{})
-	if err != nil {
-		return err
-	}
-	return limiter.Reset(ctx, FailedLogins.For("ada"))
-}
 
 func readmeDatabaseSQL(ctx context.Context, db *sql.DB, userID, body string) error {
 	limiter, err := sqllimit.New(db, ratelimit.Config{})
@@ -127,7 +115,6 @@ func TestReadme(t *testing.T) {
 
 	ctx := t.Context()
 	pool := postgrestest.New(t)
-	require.NoError(t, readmeSetUp(ctx, pool))
 	_, err := pool.Exec(ctx, `CREATE TABLE messages (author text, body text)`)
 	require.NoError(t, err)
 	present := time.Now().Truncate(time.Microsecond)
