@@ -8,7 +8,7 @@
 --                          lock, of all asks, which changes nothing
 --   amount, lowest         tokens or slots, and the least that may remain after a take
 --   within_us              a take is refused unless the bucket owes nothing any more by then; null: it may owe for longer
---   within_from_us         the first instant at which within_us holds; null: it always does
+--   within_from_us, within_last_us   the first and the last instant at which within_us holds; null: it always does
 --   fence                  the lease to renew or release
 --   most, until_us         a credit fills the bucket up to its capacity, or to most if that's more, and gives nothing after the step that
 --                          begins at until_us
@@ -126,7 +126,7 @@ BEGIN
             n := 0;
             v_fence := NULL;
             FOR a IN SELECT * FROM jsonb_to_recordset(p_asks) AS u (
-                same boolean, verb text, amount float8, lowest float8, most float8, until_us bigint, within_us bigint, within_from_us bigint, fence bigint,
+                same boolean, verb text, amount float8, lowest float8, most float8, until_us bigint, within_us bigint, within_from_us bigint, within_last_us bigint, fence bigint,
                 capacity float8, rate float8, steps float8, slices integer, step_us bigint, phase_us bigint, lease_us bigint, since_us bigint, last_us bigint,
                 from_us bigint, seen_us bigint, passed bigint, change text,
                 was_capacity float8, was_rate float8, was_steps float8, was_slices integer, was_step_us bigint, was_phase_us bigint, was_passed bigint)
@@ -139,7 +139,7 @@ BEGIN
                 v_row := v_found[n];
                 v_begun := greatest(a.phase_us + (v_now - a.phase_us) / a.step_us * a.step_us, a.since_us);
                 v_quota := a.slices IS NULL AND a.step_us > 1;
-                IF v_now NOT BETWEEN a.since_us AND a.last_us OR v_now < a.within_from_us
+                IF v_now NOT BETWEEN a.since_us AND a.last_us OR v_now NOT BETWEEN a.within_from_us AND a.within_last_us
                     OR NOT v_made[n] AND a.same IS NOT TRUE
                         AND (v_row.ts > a.last_us AND v_row.ts <= v_now + 60000000 OR v_row.ts < a.since_us AND a.seen_us IS DISTINCT FROM v_row.ts) THEN
                     RAISE SQLSTATE 'RL002';

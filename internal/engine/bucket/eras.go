@@ -202,7 +202,7 @@ func (p *Page) advance() {
 		if !t.HasSpan() || p.marks[i].absent || s.TS <= p.Now || t.FromFuture(s, p.Now) {
 			continue
 		}
-		if since, _ := t.At(s.TS).Span(); since > p.Now && since-p.Now <= ClockTolerance.Microseconds() {
+		if since, _ := t.At(p.Now).At(s.TS).Span(); since > p.Now && since-p.Now <= ClockTolerance.Microseconds() {
 			p.Now, i = since, -1
 		}
 	}

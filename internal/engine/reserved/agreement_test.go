@@ -67,29 +67,6 @@ type book struct {
 	refused, single, byStatement int // calls; single are those for one bucket
 }
 
-// shifts are windows of seven hours and of eight, in turn.
-type shifts struct{}
-
-const hour = int64(time.Hour / time.Microsecond)
-
-func (shifts) Begin(i int64) int64 { return (i/2*15 + i%2*7) * hour }
-
-func (s shifts) Index(at int64) int64 {
-	i := at / (15 * hour) * 2
-	if at >= s.Begin(i+1) {
-		i++
-	}
-	return i
-}
-
-func (shifts) String() string { return "shifts" }
-
-// drawShifts draws a policy over shifts.
-func drawShifts(src buckettest.Source) bucket.Terms {
-	rate := float64(1 + src.Pick(20))
-	return bucket.Terms{Kind: bucket.Steps{}, Capacity: rate, Rate: rate, Step: hour, Steps: 1, MaxOwed: rate, Reserves: true, Windows: shifts{}}
-}
-
 // TestReservationsAgree runs random histories of calls on reservations of one bucket, which reserve_1 and settle_1
 // decide, and of several, alone and in transactions of each isolation level, beside clocks that step back and rows that
 // others have changed. After each call the buckets and the reservation are as package bucket and this package compute
@@ -103,7 +80,7 @@ func TestReservationsAgree(t *testing.T) {
 			eras bool
 		}{
 			"Everyday": {buckettest.Everyday, false}, "Extreme": {buckettest.Extreme, false}, "EverydayOverEras": {buckettest.Everyday, true},
-			"Shifts": {drawShifts, false},
+			"Shifts": {buckettest.Shifts, false},
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()

@@ -28,6 +28,7 @@ type rowAsk struct {
 
 	WithinUs     *int64 `json:"within_us,omitempty"`
 	WithinFromUs *int64 `json:"within_from_us,omitempty"`
+	WithinLastUs *int64 `json:"within_last_us,omitempty"`
 	LeaseUs      *int64 `json:"lease_us,omitempty"`
 	Fence        int64  `json:"fence,omitzero"`
 
@@ -110,8 +111,7 @@ func (c *change) element(same bool, seen *int64, now int64) rowAsk {
 	if a.Within > 0 && r.LeaseUs == nil {
 		within, from, last := t.Within(a.Within, now)
 		if r.WithinUs = &within; t.Windows != nil {
-			last = min(last, *r.LastUs)
-			r.WithinFromUs, r.LastUs = &from, &last
+			r.WithinFromUs, r.WithinLastUs = &from, &last
 		}
 	}
 	if seen == nil || r.SinceUs == nil || *seen >= *r.SinceUs {
@@ -234,7 +234,7 @@ func arrange(changes []change, found []bucket.Answer, seen []*int64, asOf *int64
 		default:
 			seen[i] = &found[i].State.TS
 			if t.HasSpan() && !t.FromFuture(found[i].State, now) {
-				at := t.At(*seen[i])
+				at := t.At(now).At(*seen[i])
 				since, _ := at.Span()
 				// of the next window of a calendar, whose terms hold now, too
 				if now = max(now, since); since < now && *seen[i] > now {
