@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -119,6 +119,9 @@ func TestACallAtAHeldRow(t *testing.T) {
 // heldConnections is the size of the pool of newHeldStand.
 const heldConnections = 4
 
+// madeTwice are the calls of which a second one comes while the first waits. Most of these form a batch behind it.
+var madeTwice = regexp.MustCompile(`^(Take|Reserve|Charge|Credit|Reset)`)
+
 func newHeldStand(t *testing.T, keepsConnection bool) *stand {
 	t.Helper()
 	return newStand(t, func(c *pgxpool.Config) {
@@ -160,7 +163,7 @@ func (s *stand) testACallAtAHeldRow(t *testing.T, name string, keepsConnection b
 	for range testkit.Sized(1, 2) {
 		askers := []*asker{askFor(t, func(ctx context.Context) error { return call(ctx, s.limiter, r.ID, request) })}
 		s.awaitWaiter(t)
-		if strings.HasPrefix(name, "Take") || strings.HasPrefix(name, "Reserve") { // which form a batch behind it
+		if madeTwice.MatchString(name) {
 			askers = append(askers, askFor(t, func(ctx context.Context) error { return call(ctx, s.limiter, r.ID, request) }))
 		}
 		takeOne(t, s.limiter, fate.For("free"), roomy.For("free"))

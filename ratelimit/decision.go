@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -244,7 +245,7 @@ const (
 
 // whenAgain returns when to run a statement again that failed with err.
 func whenAgain(err error) again {
-	if store.IsRetryable(err) {
+	if store.IsRetryable(err) && !errors.Is(err, ErrContended) { // which says that a batch has tried often enough
 		return afterPause
 	}
 	return never

@@ -195,9 +195,9 @@ func (l *Limiter) ended(ctx context.Context, e *store.Ended) {
 
 // endOne asks the server to end a reservation, outside a transaction together with other calls, if its bucket is known.
 func endOne(ctx context.Context, l *Limiter, verb string, q *store.Settlement) error {
-	if l.pool != nil && q.Bucket != nil && !l.batcher.IsClosed() {
+	if q.Bucket != nil {
 		c := &store.Call{Question: store.Question{Verb: verb, Asks: []bucket.Ask{{Key: *q.Bucket}}}, Settlement: q}
-		if err := l.batcher.Do(ctx, c.Queueable()); !isAnyOf(err, ErrClosed, ErrOverloaded) {
+		if sent, err := (owner{l}).Batch(ctx, c); sent {
 			return err
 		}
 	}

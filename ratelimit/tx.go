@@ -415,6 +415,15 @@ func (o owner) Retry(ctx context.Context, verb string, err error, attempt func()
 	})
 }
 
+// Batch sends a call to the batcher, unless the Limiter is closed, or has too many calls.
+func (o owner) Batch(ctx context.Context, c *store.Call) (sent bool, err error) {
+	if o.pool == nil || o.batcher.IsClosed() {
+		return false, nil
+	}
+	err = o.batcher.Do(ctx, c.Queueable())
+	return !isAnyOf(err, ErrClosed, ErrOverloaded), err
+}
+
 // ClockRepaired reports a corrected row to the Observer.
 func (o owner) ClockRepaired(ctx context.Context, limit string) {
 	o.reports.tell(ctx, ClockRepaired{Limit: limit})

@@ -42,6 +42,8 @@ func (owner) Retry(_ context.Context, _ string, err error, _ func() error) error
 
 func (owner) ClockRepaired(context.Context, string) {}
 
+func (owner) Batch(context.Context, *store.Call) (sent bool, err error) { return false, nil }
+
 func (owner) Batched(context.Context, int, time.Duration) {}
 
 // shelf is a bucket of a book.

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -231,4 +232,52 @@ func TestAChangeWritesItsRowOnce(t *testing.T) {
 		require.Equal(t, before+1, written())
 		require.NoError(t, tx.Rollback(t.Context()))
 	}
+}
+
+// listener is an owner that counts the calls of the batches it's told of.
+type listener struct {
+	owner
+
+	batched *int
+}
+
+func (l listener) Batched(_ context.Context, calls int, _ time.Duration) { *l.batched += calls }
+
+// Charges, credits and resets of a batch are one round trip, beside which other calls are decided. One whose row another
+// transaction holds waits alone, and holds no other row meanwhile.
+func TestChangesOfABatchAreOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	s, l := newStand(t), still("still", 10)
+	changing := func(key, verb string, amount float64) *Call {
+		c := &Call{Question: Question{Verb: verb, Asks: []bucket.Ask{l.ask(key, 0)}}}
+		c.changes = []change{{ask: &c.Asks[0], verb: verb, amount: amount, taken: bucket.Whenever}}
+		return c
+	}
+	s.batch(changing("a", "charge", 8), changing("b", "charge", 12))
+	batched := 0
+	s.owner = listener{owner{s.pool}, &batched}
+	s.pool.trips = 0
+	s.batch(changing("a", "credit", 3), changing("b", "fill", 0), changing("a", "charge", 1))
+	require.Equal(t, 1, s.pool.trips)
+	require.Equal(t, 3, batched)
+	require.Equal(t, []float64{4, 10}, s.held(l.ask("a", 0), l.ask("b", 0)))
+
+	takes := taking(l.ask("a", 4))
+	s.batch(changing("a", "charge", 1), takes, changing("b", "charge", 1))
+	require.False(t, takes.isAllowed(t))
+	require.Equal(t, []float64{3, 9}, s.held(l.ask("a", 0), l.ask("b", 0)))
+
+	s.tx(`SELECT FROM ratelimit.buckets WHERE key = 'b' FOR UPDATE`)
+	calls := []*Call{changing("a", "charge", 1), changing("b", "charge", 1)}
+	waiting := s.Session.Run(t.Context(), calls, nil)
+	require.Len(t, waiting, 1)
+	require.Equal(t, l.ask("b", 0).Key, waiting[0].Row)
+	require.Equal(t, []float64{2, 9}, s.held(l.ask("a", 0), l.ask("b", 0)))
+
+	both := changing("b", "charge", 1)
+	both.Asks = append(both.Asks, l.ask("c", 0))
+	both.changes = changesOf([]Charge{{Asks: both.Asks, Amounts: []float64{1, 1}, Taken: []int64{bucket.Whenever, bucket.Whenever}}})
+	waiting = s.Session.Run(t.Context(), []*Call{both}, nil)
+	require.Len(t, waiting, 1)
+	require.Equal(t, l.ask("b", 0).Key, waiting[0].Row)
 }

@@ -157,9 +157,17 @@ func takesOf(asks []bucket.Ask) []change {
 	return changes
 }
 
+// wanted returns what the call changes: by default it takes.
+func (c *Call) wanted() []change {
+	if c.isChange() {
+		return c.changes
+	}
+	return takesOf(c.Asks)
+}
+
 // takeInGeneral has decide_rows_1 decide on a call. found is what another function has found, or nil.
 func (s *Session) takeInGeneral(ctx context.Context, c *Call, found []bucket.Answer) (err error) {
-	c.Answers, err = s.decideInGeneral(ctx, takesOf(c.Asks), found)
+	c.Answers, err = s.decideInGeneral(ctx, c.wanted(), found)
 	return err
 }
 
@@ -262,7 +270,8 @@ func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements 
 	if err != nil {
 		return nil, false, err
 	}
-	first := s.placeAwaited(asks, elements[0].Verb == "take" || elements[0].Verb == "look")
+	mayBeBatched := s.mode == alone || elements[0].Verb == "take" || elements[0].Verb == "look"
+	first := s.placeAwaited(asks, mayBeBatched)
 	// Of several servers some could lose their part of the call, and a lease is kept in any case.
 	relaxed := s.relaxed && (len(asks) == 1 || !s.IsRouted()) && !bucket.AnyHolds(asks)
 	rows, err := s.conn.Query(ctx, s.statements.decideRows, s.generalParameters(text, asOf, first, relaxed)...)
@@ -286,14 +295,14 @@ func generalError(err error, asks []bucket.Ask, first *int32) error {
 	return err
 }
 
-// placeAwaited returns p_first of decide_rows_1. A take from several rows waits for none at first: its caller may leave
-// meanwhile.
-func (s *Session) placeAwaited(asks []bucket.Ask, isTake bool) *int32 {
+// placeAwaited returns p_first of decide_rows_1. A call of a batch for several rows waits for none at first: it keeps
+// all its buckets from other calls meanwhile.
+func (s *Session) placeAwaited(asks []bucket.Ask, mayBeBatched bool) *int32 {
 	if s.mode == callersTx {
 		return nil
 	}
 	place := int32(0)
-	if !isTake || len(asks) == 1 || s.waitFor != nil {
+	if !mayBeBatched || len(asks) == 1 || s.waitFor != nil {
 		place = int32(s.Awaited(asks) + 1)
 	}
 	return &place
@@ -368,7 +377,7 @@ func (c Charge) withoutZeros() (charged Charge) {
 // Charge takes the amounts of the charges, once. A bucket may go below zero. It locks the rows of all charges at once,
 // in the order of locking, except the rows of buckets with an amount of 0.
 func (s *Session) Charge(ctx context.Context, charges ...Charge) error {
-	return s.change(ctx, changesOf(charges))
+	return s.change(ctx, "charge", changesOf(charges))
 }
 
 func changesOf(charges []Charge) (changes []change) {
@@ -400,11 +409,11 @@ func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
 	for i := range asks {
 		changes[i] = change{ask: &asks[i], verb: "fill"}
 	}
-	return s.change(ctx, changes)
+	return s.change(ctx, "reset", changes)
 }
 
 // change makes changes that nothing refuses, by decide_rows_1, or on a page in memory.
-func (s *Session) change(ctx context.Context, changes []change) error {
+func (s *Session) change(ctx context.Context, verb string, changes []change) error {
 	if len(changes) == 0 {
 		return nil
 	}
@@ -415,6 +424,12 @@ func (s *Session) change(ctx context.Context, changes []change) error {
 		changes[i].ask = &asks[i]
 	}
 	if s.memory == nil {
+		if s.mode == alone && s.waitFor == nil {
+			c := &Call{Question: Question{Verb: verb, Asks: asks}, changes: changes}
+			if sent, err := s.owner.Batch(ctx, c); sent {
+				return err
+			}
+		}
 		_, err := s.decideInGeneral(ctx, changes, nil)
 		return err
 	}

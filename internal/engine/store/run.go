@@ -331,11 +331,12 @@ func (s *Session) decideInTurn(ctx context.Context, calls []*Call, waitFor *buck
 // decideSome is decideInTurn for the calls of one message, and of others if a policy begins meanwhile.
 func (s *Session) decideSome(ctx context.Context, calls []*Call) (waiting []blocked) {
 	for _, c := range calls {
-		c.inquiry, c.held = newInquiry(takesOf(c.Asks), nil), nil
+		c.inquiry, c.held = newInquiry(c.wanted(), nil), nil
 	}
 	open := calls
 	for range mostRounds {
 		attempt := func() error { return s.askInTurn(ctx, open) }
+		began := time.Now()
 		err := attempt()
 		if err != nil {
 			err = s.owner.Retry(ctx, open[0].Verb, err, attempt)
@@ -343,6 +344,9 @@ func (s *Session) decideSome(ctx context.Context, calls []*Call) (waiting []bloc
 		if err != nil {
 			return append(waiting, runHalves(open, err, s.waitFor,
 				func(calls []*Call) []blocked { return s.decideSome(ctx, calls) })...)
+		}
+		if len(open) > 1 {
+			s.owner.Batched(ctx, len(open), time.Since(began))
 		}
 		var again []*Call
 		for _, c := range open {

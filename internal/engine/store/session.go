@@ -21,6 +21,7 @@ type Call struct {
 	// What the call does in place of all else, to the bucket of its only ask; nil: nothing.
 	Lease      *LeaseChange
 	Settlement *Settlement
+	changes    []change // of its asks, which nothing refuses; nil: it takes
 
 	one     [1]bucket.Answer // the room for Answers when there is one bucket
 	traits  bucket.Traits
@@ -146,6 +147,9 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 		key := calls[0].Asks[0].Key // a copy: a call that was answered is its caller's again
 		waitFor = &key
 	}
+	if slices.ContainsFunc(calls, (*Call).isChange) {
+		return s.runChanges(ctx, calls, waitFor)
+	}
 	for i, c := range calls {
 		if s.choose(c); s.relaxed && c.traits.Statement == bucket.SlotStatement {
 			c.way = inGeneral // a statement of a batch would relax the commit of all
@@ -156,6 +160,27 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 		return s.decideEach(ctx, s.reserveAll(ctx, calls), waitFor)
 	}
 	return s.run(ctx, calls, waitFor, 1)
+}
+
+func (c *Call) isChange() bool { return c.changes != nil }
+
+// runChanges is Run for a batch in which calls make changes, which are made first.
+func (s *Session) runChanges(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
+	var changing, others []*Call
+	for _, c := range calls {
+		if c.isChange() {
+			changing = append(changing, c)
+		} else {
+			others = append(others, c)
+		}
+	}
+	// so that batches of two processes seldom meet in opposite orders
+	slices.SortStableFunc(changing, func(a, b *Call) int { return a.Asks[0].Key.Compare(b.Asks[0].Key) })
+	waiting = s.decideInTurn(ctx, changing, waitFor)
+	if len(others) > 0 {
+		waiting = append(waiting, s.Run(ctx, others, waitFor)...)
+	}
+	return waiting
 }
 
 // decideEach answers calls of a batch each by itself, in their order. It returns those that need a row which another
@@ -204,6 +229,8 @@ func (s *Session) choose(c *Call) {
 	c.traits, c.turn, c.heldBy = bucket.TraitsOf(c.Asks), unknown, nil
 	t := &c.traits
 	switch {
+	case c.isChange():
+		c.way = inGeneral
 	case c.Look, s.mode != alone && t.Costless && c.Reserve == nil:
 		c.way = looks
 	case s.memory != nil:

@@ -50,6 +50,8 @@ func (owner) Retry(_ context.Context, _ string, err error, _ func() error) error
 
 func (owner) ClockRepaired(context.Context, string) {}
 
+func (owner) Batch(context.Context, *Call) (sent bool, err error) { return false, nil }
+
 func (owner) Batched(context.Context, int, time.Duration) {}
 
 // begin returns a transaction that does not outlive the test: it would keep the pool from closing.

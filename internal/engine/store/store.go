@@ -42,6 +42,8 @@ type Owner interface {
 	// Retry runs attempt again after an attempt that ended with err, while the cause is a conflict with other
 	// transactions.
 	Retry(ctx context.Context, verb string, err error, attempt func() error) error
+	// Batch has a batch decide on a call. sent is false if there is none for it; then nothing was done.
+	Batch(ctx context.Context, c *Call) (sent bool, err error)
 	// ClockRepaired reports a row of the limit that a wrong clock had written, and that was corrected.
 	ClockRepaired(ctx context.Context, limit string)
 	// Batched reports a statement for several calls.
