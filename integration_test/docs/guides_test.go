@@ -131,14 +131,14 @@ type ExportArgs struct {
 // Kind returns "export".
 func (ExportArgs) Kind() string { return "export" }
 
+func exportsOf(job *rivertype.JobRow) ([]ratelimit.Request, error) {
+	var args ExportArgs
+	err := json.Unmarshal(job.EncodedArgs, &args)
+	return []ratelimit.Request{Exports.For(args.Tenant)}, err
+}
+
 func slotsJobs(limiter *ratelimit.Limiter, sched *scheduler.Scheduler, config *river.Config) error {
-	holder, err := scheduler.NewHolder(limiter, scheduler.HolderConfig{
-		Requests: func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
-			var args ExportArgs
-			err := json.Unmarshal(job.EncodedArgs, &args)
-			return []ratelimit.Request{Exports.For(args.Tenant)}, err
-		},
-	})
+	holder, err := scheduler.NewHolder(limiter, scheduler.HolderConfig{Requests: exportsOf})
 	if err != nil {
 		return err
 	}
@@ -159,6 +159,7 @@ func slotsWait(ctx context.Context, limiter *ratelimit.Limiter, pool *pgxpool.Po
 	return err
 }
 
+// slotsHandler holds a slot while handler runs, as docs/slots.md says.
 func slotsHandler(limiter *ratelimit.Limiter, apiKey httplimit.Key, handler http.Handler) (http.Handler, error) {
 	limited, err := httplimit.New(limiter, httplimit.Config{Limits: []httplimit.Limit{
 		{Limit: Exports, Key: apiKey},
