@@ -114,14 +114,14 @@ func (s *List) answer(q *queue, w *waiter, a answer) (answered bool) {
 	return true
 }
 
-// fail gives all callers of the queue an error.
+// fail gives all callers of the queue an error, and forgets the queue: a caller that comes later begins another.
 func (s *List) fail(q *queue, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, w := range q.waiting {
 		w.done <- answer{err: err}
 	}
-	q.waiting = nil
+	delete(s.queues, q.key)
 }
 
 // ask acquires for a caller if a check finds enough, also of the other requests. A refusal by a check is not counted: a
@@ -144,14 +144,13 @@ func (s *List) serve(ctx context.Context, q *queue) {
 	defer func() {
 		if failure := recover(); failure != nil { // of a hook of the program, such as a tracer of pgx
 			s.fail(q, fmt.Errorf("waitlist: wait for %q: a hook panicked: %v", s.limit.Name(), failure))
-			s.first(q, false)
 		}
 	}()
 	for s.first(q, false) != nil {
 		ahead, others, err := p.find(ctx)
 		if err != nil {
 			s.fail(q, err)
-			continue
+			return
 		}
 		if ahead > 0 { // those further back look less often, so that a long line costs little more than a short one
 			q.pause(s.config.Poll * time.Duration(ahead))
