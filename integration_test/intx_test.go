@@ -253,3 +253,36 @@ func TestInTxDoesNotUseAReleasedConnection(t *testing.T) {
 }
 
 func oneConnection(config *pgxpool.Config) { config.MaxConns = 1 }
+
+// An argument that pgx can't encode is an error of fn: InTx doesn't run fn again, also where pgx closes the connection.
+func TestInTxRunsOnceIfAnArgumentIsInvalid(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	bad := func(tx pgx.Tx) error {
+		batch := &pgx.Batch{}
+		batch.Queue(`SELECT $1::integer`, int64(5e9))
+		return tx.SendBatch(t.Context(), batch).Close()
+	}
+	for name, fn := range map[string]func(tx pgx.Tx) error{
+		"First": func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), `SELECT $1::integer`, int64(5e9))
+			return err
+		},
+		"FirstBatch": bad,
+		"LaterBatch": func(tx pgx.Tx) error {
+			if _, err := tx.Exec(t.Context(), `SELECT 1`); err != nil {
+				return err
+			}
+			return bad(tx)
+		},
+	} {
+		runs := 0
+		err := b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+			runs++
+			return fn(tx)
+		})
+		require.ErrorContains(t, err, "failed to encode", name)
+		require.NotContains(t, err.Error(), "begin", name)
+		require.Equal(t, 1, runs, name)
+	}
+}

@@ -213,7 +213,7 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *txq
 	case err != nil && ctx.Err() != nil && isClosed(begun) && !errors.Is(err, ctx.Err()):
 		return false, fmt.Errorf("ratelimit: transaction: %w: %w", ctx.Err(), err)
 	case err != nil:
-		return isUnavailable(err) || isClosed(begun) && ctx.Err() == nil, err
+		return isUnavailable(err) || isClosed(begun) && ctx.Err() == nil && !isUnsent(err), err
 	case ctx.Err() != nil:
 		return false, fmt.Errorf("ratelimit: transaction: %w", ctx.Err())
 	case isClosed(begun):
@@ -222,6 +222,13 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *txq
 	err = commit(ctx, begun)
 	ended = true
 	return pgerr.Code(err) == codeIdleInTransaction, err
+}
+
+// isUnsent reports whether pgx refused to send a batch, for example because an argument can't be encoded, and closed
+// the connection.
+func isUnsent(err error) bool {
+	var unsent pgx.ErrPreprocessingBatch
+	return errors.As(err, &unsent)
 }
 
 // begunWith returns the error of BEGIN. Nothing was written. The connection is lost unless the server refused to begin.
@@ -241,11 +248,11 @@ func beginTx(ctx context.Context, l *Limiter, level pgx.TxIsoLevel) (pgx.Tx, err
 	if !isPool || !l.store.IsPlain() {
 		return l.pool.BeginTx(ctx, options)
 	}
-	conn, err := pool.Acquire(ctx)
+	tx, err := store.NewLazyTx(ctx, pool, l.execMode(), options)
 	if err != nil {
 		return nil, err
 	}
-	return store.NewLazyTx(ctx, conn.Conn(), l.execMode(), options, conn.Release), nil
+	return tx, nil
 }
 
 // hasFailed reports whether the database or a concurrent transaction failed a transaction, so that its decisions do not

@@ -3,18 +3,21 @@ package store
 import (
 	"context"
 	"errors"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // LazyTx is a transaction on a connection of pgx whose BEGIN travels with its first statement. A first statement that
 // can't be in one message with BEGIN follows it.
 type LazyTx struct {
 	pgx.Tx  // nil before BEGIN was sent
-	conn    *pgx.Conn
+	pool    *pgxpool.Pool
+	pooled  *pgxpool.Conn // its pool closes a connection that is released in a transaction
+	conn    *pgx.Conn     // of pooled
 	options pgx.TxOptions
-	release func() // returns the connection to its pool, which closes a connection that is in a transaction
 	ended   bool
 
 	ctx     context.Context //nolint:containedctx // of BEGIN, where a method has none
@@ -22,12 +25,18 @@ type LazyTx struct {
 	refused error
 }
 
-// NewLazyTx returns a transaction on conn, which runs queries in a mode by default, and sends nothing. Its end calls
-// release.
-func NewLazyTx(ctx context.Context, conn *pgx.Conn, mode pgx.QueryExecMode, options pgx.TxOptions,
-	release func(),
-) *LazyTx {
-	return &LazyTx{conn: conn, options: options, release: release, ctx: ctx, mode: mode}
+// NewLazyTx returns a transaction on a connection of pool, which runs queries in a mode by default, and sends nothing.
+func NewLazyTx(ctx context.Context, pool *pgxpool.Pool, mode pgx.QueryExecMode, options pgx.TxOptions) (*LazyTx, error) {
+	tx := &LazyTx{pool: pool, options: options, ctx: ctx, mode: mode}
+	return tx, tx.connect(ctx)
+}
+
+// connect acquires a connection.
+func (tx *LazyTx) connect(ctx context.Context) (err error) {
+	if tx.pooled, err = tx.pool.Acquire(ctx); err == nil {
+		tx.conn = tx.pooled.Conn()
+	}
+	return err
 }
 
 // Refused returns the error of BEGIN, with which the first statement has failed.
@@ -51,12 +60,17 @@ func (tx *LazyTx) start(ctx context.Context) error {
 	}
 	begun, err := tx.conn.BeginTx(ctx, tx.options)
 	if err != nil {
-		tx.refused = err
-		failed := &pgx.Batch{}
-		failed.BeginTx(tx.options)
-		begun = pgx.FailedBatchResults(failed, err).Tx() // a closed one
+		return tx.refuse(err)
 	}
 	tx.Tx = begun
+	return nil
+}
+
+// refuse returns the error of BEGIN, and keeps it.
+func (tx *LazyTx) refuse(err error) error {
+	failed := &pgx.Batch{}
+	failed.BeginTx(tx.options)
+	tx.Tx, tx.refused = pgx.FailedBatchResults(failed, err).Tx(), err // a closed one
 	return err
 }
 
@@ -72,18 +86,29 @@ func (tx *LazyTx) sendFirst(ctx context.Context, batch *pgx.Batch) (results pgx.
 		return results, true, nil
 	}
 	_ = results.Close() // with the same error
-	var notSent pgx.ErrPreprocessingBatch
-	if errors.As(err, &notSent) && !tx.conn.IsClosed() {
-		tx.Tx = nil
-		return nil, false, nil
+	var preparing pgx.ErrPreprocessingBatch
+	var server *pgconn.PgError
+	switch closed := tx.conn.IsClosed(); {
+	case ctx.Err() != nil || !errors.As(err, &preparing) && (closed || errors.As(err, &server)):
+		tx.refused = err
+		return nil, true, err
+	case closed: // by pgx, for example because an argument can't be encoded
+		tx.pooled.Release()
+		if err := tx.connect(ctx); err != nil {
+			tx.pooled = nil
+			return nil, true, tx.refuse(err)
+		}
 	}
-	tx.refused = err
-	return nil, true, err
+	tx.Tx = nil
+	return nil, false, nil
 }
 
-// isFirst reports whether a statement is the first, and can be in one message with BEGIN.
-func (tx *LazyTx) isFirst(arguments []any) bool {
-	if tx.Tx != nil || tx.ended || tx.mode == pgx.QueryExecModeSimpleProtocol {
+// isFirst reports whether a statement is the first, and can be in one message with BEGIN. An empty one can't, and
+// neither can COPY.
+func (tx *LazyTx) isFirst(sql string, arguments []any) bool {
+	sql = strings.TrimSpace(sql)
+	if tx.Tx != nil || tx.ended || tx.mode == pgx.QueryExecModeSimpleProtocol || sql == "" ||
+		len(sql) > 4 && strings.EqualFold(sql[:4], "copy") {
 		return false
 	}
 	if len(arguments) > 0 {
@@ -97,25 +122,30 @@ func (tx *LazyTx) isFirst(arguments []any) bool {
 
 // Query runs a statement.
 func (tx *LazyTx) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
-	if tx.isFirst(arguments) {
+	if tx.isFirst(sql, arguments) {
 		batch := &pgx.Batch{}
 		batch.Queue(sql, arguments...)
 		if results, sent, err := tx.sendFirst(ctx, batch); sent {
 			if err != nil {
-				return nil, err
+				return failedRows(err)
 			}
 			return queryLast(results)
 		}
 	}
 	if err := tx.start(ctx); err != nil {
-		return nil, err
+		return failedRows(err)
 	}
 	return tx.Tx.Query(ctx, sql, arguments...)
 }
 
+// failedRows returns an error, and rows that have it, because callers may look there only.
+func failedRows(err error) (pgx.Rows, error) {
+	return pgx.FailedBatchResults(&pgx.Batch{}, err).Query()
+}
+
 // QueryRow runs a statement.
 func (tx *LazyTx) QueryRow(ctx context.Context, sql string, arguments ...any) pgx.Row {
-	if tx.isFirst(arguments) {
+	if tx.isFirst(sql, arguments) {
 		rows, err := tx.Query(ctx, sql, arguments...)
 		return RowOf(rows, err)
 	}
@@ -156,7 +186,7 @@ func (r *firstRow) Scan(targets ...any) error {
 // Exec runs a statement, or several without arguments.
 func (tx *LazyTx) Exec(ctx context.Context, sql string, arguments ...any) (pgconn.CommandTag, error) {
 	isScript := len(arguments) == 0 && tx.mode == pgx.QueryExecModeExec // which doesn't prepare it
-	if !isScript && tx.isFirst(arguments) {
+	if !isScript && tx.isFirst(sql, arguments) {
 		batch := &pgx.Batch{}
 		batch.Queue(sql, arguments...)
 		if results, sent, err := tx.sendFirst(ctx, batch); sent {
@@ -178,7 +208,7 @@ func (tx *LazyTx) Exec(ctx context.Context, sql string, arguments ...any) (pgcon
 
 // SendBatch sends statements.
 func (tx *LazyTx) SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	if batch.Len() > 0 && tx.isFirst(nil) {
+	if batch.Len() > 0 && tx.isFirst(batch.QueuedQueries[0].SQL, nil) {
 		if results, sent, err := tx.sendFirst(ctx, batch); sent {
 			if err != nil {
 				return pgx.FailedBatchResults(batch, err)
@@ -264,7 +294,9 @@ func (tx *LazyTx) Rollback(ctx context.Context) error {
 // end returns the connection.
 func (tx *LazyTx) end() {
 	tx.ended = true
-	tx.release()
+	if tx.pooled != nil {
+		tx.pooled.Release()
+	}
 }
 
 // queryLast returns the rows of the last statement of a batch, which end it.
@@ -272,7 +304,7 @@ func queryLast(results pgx.BatchResults) (pgx.Rows, error) {
 	rows, err := results.Query()
 	if err != nil {
 		_ = results.Close() // with the same error
-		return nil, err
+		return rows, err
 	}
 	return &lastRows{Rows: rows, results: results}, nil
 }
@@ -291,6 +323,24 @@ func (r *lastRows) Next() bool {
 	}
 	r.Close()
 	return false
+}
+
+// Scan reads the row. If that fails, it closes the rows, as pgx does.
+func (r *lastRows) Scan(targets ...any) error {
+	err := r.Rows.Scan(targets...)
+	if err != nil {
+		r.Close()
+	}
+	return err
+}
+
+// Values returns the values of the row. If that fails, it closes the rows.
+func (r *lastRows) Values() ([]any, error) {
+	values, err := r.Rows.Values()
+	if err != nil {
+		r.Close()
+	}
+	return values, err
 }
 
 // Close ends the batch.

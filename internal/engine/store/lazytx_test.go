@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -99,6 +100,37 @@ var firstUses = map[string]func(ctx context.Context, tx pgx.Tx) (any, error){
 		_, err := tx.Exec(ctx, `INSERT INTO lazy VALUES (1 / $1::integer)`, 0)
 		return nil, err
 	},
+	"AFailureOfRows": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		rows, _ := tx.Query(ctx, `SELECT 1 / $1::integer`, 0)
+		return pgx.CollectRows(rows, pgx.RowTo[int])
+	},
+	"ABadArgument": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		_, err := tx.Exec(ctx, `INSERT INTO lazy VALUES ($1)`, int64(5e9))
+		return nil, err
+	},
+	"ABadArgumentOfRows": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		rows, _ := tx.Query(ctx, `SELECT n FROM lazy WHERE n = $1`, int64(5e9))
+		return pgx.CollectRows(rows, pgx.RowTo[int])
+	},
+	"TooFewArguments": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		_, err := tx.Exec(ctx, `INSERT INTO lazy VALUES ($1), ($2)`, 1)
+		return nil, err
+	},
+	"AnEmptyStatement": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		tag, err := tx.Exec(ctx, " ")
+		return tag.String(), err
+	},
+	"Copy": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		tag, err := tx.Exec(ctx, `COPY (SELECT 1) TO STDOUT`)
+		return tag.String(), err
+	},
+	"AScanThatFails": func(ctx context.Context, tx pgx.Tx) (any, error) {
+		rows, err := tx.Query(ctx, `SELECT generate_series(1, $1)`, 3)
+		if err != nil || !rows.Next() {
+			return nil, err
+		}
+		return nil, rows.Scan(new(time.Time))
+	},
 	"AFailureInABatch": func(ctx context.Context, tx pgx.Tx) (any, error) {
 		batch := &pgx.Batch{}
 		batch.Queue(`INSERT INTO lazy VALUES (1 / $1::integer)`, 0)
@@ -137,10 +169,10 @@ func TestALazyTxIsATransaction(t *testing.T) {
 					}
 					begun, err := pool.BeginTx(t.Context(), options)
 					require.NoError(t, err)
-					conn, err := pool.Acquire(t.Context())
-					require.NoError(t, err)
 					want := run(begun)
-					require.Equal(t, want, run(NewLazyTx(t.Context(), conn.Conn(), mode, options, conn.Release)))
+					lazy, err := NewLazyTx(t.Context(), pool, mode, options)
+					require.NoError(t, err)
+					require.Equal(t, want, run(lazy))
 				})
 			}
 		})
@@ -160,16 +192,17 @@ func errText(err error) string {
 func TestALazyTxBeginsWithItsFirstStatement(t *testing.T) {
 	t.Parallel()
 	w := &testkit.RoundTrips{}
-	pool := postgrestest.New(t, func(c *pgxpool.Config) { c.ConnConfig.DialFunc = w.Dial })
+	pool := postgrestest.New(t, func(c *pgxpool.Config) {
+		c.MaxConns = 1 // on which the first of two transactions prepares the statements
+		c.ConnConfig.DialFunc = w.Dial
+	})
 	_, err := pool.Exec(t.Context(), `CREATE TABLE lazy (n integer)`)
 	require.NoError(t, err)
-	conn, err := pool.Acquire(t.Context()) // on which the first of two transactions prepares the statements
-	require.NoError(t, err)
-	defer conn.Release()
 	for name, trips := range map[string]int{"Exec": 2, "Query": 2, "QueryRow": 2, "SendBatch": 2, "Nothing": 0} {
 		got := 0
 		for range 2 {
-			tx := NewLazyTx(t.Context(), conn.Conn(), pgx.QueryExecModeCacheStatement, pgx.TxOptions{IsoLevel: pgx.Serializable}, func() {})
+			tx, err := NewLazyTx(t.Context(), pool, pgx.QueryExecModeCacheStatement, pgx.TxOptions{IsoLevel: pgx.Serializable})
+			require.NoError(t, err)
 			got = w.Of(func() {
 				_, _ = firstUses[name](t.Context(), tx)
 				_ = tx.Commit(t.Context())
@@ -201,13 +234,12 @@ func TestALazyTxIsRefusedWhenItsContextEnds(t *testing.T) {
 			return endingConn{conn, &end}, err
 		}
 	})
-	conn, err := pool.Acquire(t.Context())
-	require.NoError(t, err)
-	defer conn.Release()
 	ctx, cancel := context.WithCancel(t.Context())
-	tx := NewLazyTx(ctx, conn.Conn(), pgx.QueryExecModeCacheStatement, pgx.TxOptions{}, func() {})
+	tx, err := NewLazyTx(ctx, pool, pgx.QueryExecModeCacheStatement, pgx.TxOptions{})
+	require.NoError(t, err)
 	end = cancel
 	_, err = tx.Exec(ctx, `SELECT $1::integer`, 1)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, tx.Refused(), context.Canceled)
+	require.ErrorIs(t, tx.Rollback(t.Context()), pgx.ErrTxClosed)
 }
