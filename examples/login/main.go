@@ -189,7 +189,7 @@ func (a *app) signIn(ctx context.Context, account, password, client string) (tok
 		if err != nil {
 			return err
 		}
-		used := perAccount.Capacity() - d.States[0].Remaining
+		used := d.States[0].Limit.Capacity() - d.States[0].Remaining
 		return a.limiter.WithTx(tx).Credit(ctx, perAccount.For(account).Cost(used), perClient.For(client), overall.Global())
 	})
 }

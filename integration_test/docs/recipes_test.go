@@ -23,6 +23,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit/prefetch"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
+	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
 
@@ -72,7 +73,7 @@ func recipeLogin(ctx context.Context, limiter *ratelimit.Limiter, account, addre
 			return err
 		}
 		attempts, _ := d.State(LoginAccount)
-		used := LoginAccount.Capacity() - attempts.Remaining // by failures before this attempt, and by itself
+		used := attempts.Limit.Capacity() - attempts.Remaining // by failures before this attempt, and by itself
 		return limiter.WithTx(tx).Credit(ctx, LoginAccount.For(account).Cost(used), LoginAddress.For(address))
 	})
 }
@@ -295,6 +296,17 @@ func TestRecipesOfSpacing(t *testing.T) {
 			return true
 		}, func(pgx.Tx) error { return nil }))
 		require.Equal(t, 3.0, f.tokens(t, LoginAccount.For("joan")), "the failures after the attempt stay, and the one before does not")
+	})
+
+	t.Run("LoginUnderAStoredRule", func(t *testing.T) {
+		t.Parallel()
+		set, err := rules.SetOf(rules.Document{Rules: []rules.Rule{
+			{Limit: LoginAccount.Name(), Policy: ratelimit.TokenBucket{Rate: 20, Period: time.Hour, Capacity: 10}},
+		}}, nil)
+		require.NoError(t, err)
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: set})
+		require.NoError(t, err)
+		require.NoError(t, recipeLogin(t.Context(), limiter, "ada", "192.0.2.1", func() bool { return true }, func(pgx.Tx) error { return nil }))
 	})
 }
 
