@@ -20,6 +20,9 @@ type Gate struct {
 	FailOpen bool
 	Logger   *slog.Logger // nil: slog.Default
 
+	// IsMistake reports whether the client caused an error, because it names the limits itself. Nil: it never did.
+	IsMistake func(error) bool
+
 	failures telemetry.FailureLog
 	nested   sync.Once // logs that a limit counts twice
 }
@@ -51,6 +54,9 @@ func (g *Gate) Decide(ctx context.Context, route string, requests []ratelimit.Re
 			answered.Limit = exceeded.Limit
 		}
 		o.Result = Result(ctx, err, g.FailOpen)
+		if o.Result == FailedClosed && g.IsMistake != nil && g.IsMistake(err) {
+			o.Result = BadRequest
+		}
 		o.Passes = o.Result == FailedOpen || answered.Shadow
 	case !lease.Allowed:
 		o.Result, o.Passes = Refused, false

@@ -17,6 +17,7 @@ const (
 	Refused      = "refused"
 	BadKey       = "bad_key"
 	BadCost      = "bad_cost"
+	BadRequest   = "bad_request"
 	TooCostly    = "too_costly"
 	FailedClosed = "failed_closed"
 	FailedOpen   = "failed_open"

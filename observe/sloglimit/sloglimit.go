@@ -163,7 +163,7 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 func (o *Observer) answered(ctx context.Context, e ratelimit.Answered) {
 	level, failed := o.config.Detail, e.Err != nil
 	switch e.Result {
-	case guard.BadKey, guard.BadCost, guard.TooCostly:
+	case guard.BadKey, guard.BadCost, guard.BadRequest, guard.TooCostly:
 		level, failed = o.config.Refused, false // the result names the fault of the request
 	}
 	if !o.enabled(ctx, level) {

@@ -28,6 +28,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/cmd/ratelimit/internal/cli"
 	"github.com/pgratelimit/pgratelimit/observe/refusals"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -140,7 +141,8 @@ func (s *served) post(verb, body string, want int) (answer map[string]any) {
 func TestServe(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
-	f.put(t, weekly("messages", "", 3), weekly("messages", "pro", 50), weekly("tokens", "", 1000))
+	f.put(t, weekly("messages", "", 3), weekly("messages", "pro", 50), weekly("tokens", "", 1000),
+		rules.Rule{Limit: "mails", Policy: ratelimit.SlidingWindow{Rate: 3, Period: time.Minute}})
 	_, err := f.store.Apply(t.Context(), rules.Edit{Author: "eve", Reason: "a test"}, rules.Changes{Tiers: &rules.TierSet{Tiers: []rules.Tier{
 		{Limit: "messages", Key: "{user}", When: map[string]string{"user": "*"}},
 		{Limit: "tokens", Key: "{model}", When: map[string]string{"model": "*"}},
@@ -175,11 +177,16 @@ func TestServe(t *testing.T) {
 	s.post("settle", `{"requests":[{"limit":"tokens","global":true}]}`, http.StatusBadRequest)
 	s.post("settle", `{"id":"5d3ed9ba-3c44-4a87-9a1c-000000000000"}`, http.StatusNotFound)
 
+	s.post("reserve", `{"requests":[{"limit":"mails","key":"ada"}]}`, http.StatusBadRequest) // of a kind without reservations
+	s.post("reserve", `{"requests":[{"limit":"mail","key":"ada"}]}`, http.StatusBadRequest)
+
 	s.gateway(t)
 
 	code, text, _ := s.do(http.MethodGet, "/metrics", "Bearer "+token, nil)
 	require.Equal(t, http.StatusOK, code)
 	require.Contains(t, text, `ratelimit_requests_total{cached="false",kind="fixed_window",limit="messages",result="allowed",verb="take"}`)
+	require.Contains(t, text, `ratelimit_answers_total{limit="mails",result="bad_request",route="POST /v1/reserve"} 1`)
+	require.NotContains(t, text, `failed_closed`)
 	code, text, _ = s.do(http.MethodGet, "/limits/", "Basic "+basic(token), nil)
 	require.Equal(t, http.StatusOK, code)
 	require.Contains(t, text, "messages")
@@ -194,6 +201,7 @@ func TestServe(t *testing.T) {
 	}
 	require.Contains(t, log, `"serve: stopped"`)
 	require.NotContains(t, log, token)
+	require.NotContains(t, log, "rate limits are not decided", "mistakes of clients are no failures")
 	top, err := refusals.Top(t.Context(), f.pool, "", refusals.TopConfig{Limit: "messages"})
 	require.NoError(t, err)
 	require.Len(t, top, 1, "the counter wrote its last counts")

@@ -125,7 +125,7 @@ func (s *Server) decide(r *http.Request, name string, do verb, c *call,
 	if name == "check" || name == "settle" {
 		ctx, cancel := guard.Deciding(ratelimit.WithRoute(r.Context(), r.Pattern), patience)
 		defer cancel()
-		if _, err = take(ctx, s.limiter, requests); err != nil && isFailure(err) {
+		if _, err = take(ctx, s.limiter, requests); err != nil && !isMistake(err) {
 			s.gate.Log(r.Context(), ratelimit.Answered{Route: r.Pattern, Result: guard.FailedClosed, Err: err})
 		}
 		return answered, err
@@ -150,7 +150,7 @@ func (s *Server) api(name string, do verb) http.Handler {
 		var requests []ratelimit.Request
 		if err == nil {
 			if requests, err = s.requests(c); err != nil { // a mistake of the program, which gets it: not for the log
-				s.limiter.Observe(r.Context(), ratelimit.Answered{Route: r.Pattern, Result: guard.FailedClosed, Err: err})
+				s.limiter.Observe(r.Context(), ratelimit.Answered{Route: r.Pattern, Result: guard.BadRequest, Err: err})
 			}
 		}
 		if err != nil {
@@ -288,11 +288,11 @@ func (s *Server) checkPlan(plan string) error {
 		plan, some)
 }
 
-// isFailure reports whether the database is the cause of an error, and not the call.
-func isFailure(err error) bool {
+// isMistake reports whether the call is the cause of an error, and not the database.
+func isMistake(err error) bool {
 	_, ofRequest := guard.Fault(err)
-	return !ofRequest && !guard.IsMisuse(err) && !errors.Is(err, ratelimit.ErrNoReservations) &&
-		!errors.Is(err, ratelimit.ErrNotReserved) && !errors.Is(err, ratelimit.ErrReservationEnded)
+	return ofRequest || guard.IsMisuse(err) || errors.Is(err, ratelimit.ErrNoReservations) ||
+		errors.Is(err, ratelimit.ErrNotReserved) || errors.Is(err, ratelimit.ErrReservationEnded)
 }
 
 // fail answers a call without a decision.
@@ -304,7 +304,7 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 		problem(w, http.StatusNotFound, "there is no reservation with this id: it was never made, or was deleted")
 	case errors.Is(err, ratelimit.ErrReservationEnded):
 		problem(w, http.StatusConflict, "the reservation has ended in another way")
-	case !isFailure(err):
+	case isMistake(err):
 		problem(w, http.StatusBadRequest, err.Error())
 	case r.Context().Err() != nil, ratelimit.IsUndecided(err):
 		w.Header().Set("Retry-After", "1")

@@ -118,7 +118,7 @@ func New(ctx context.Context, config Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.gate = &guard.Gate{Limiter: s.limiter, Timeout: patience, Logger: config.Logger}
+	s.gate = &guard.Gate{Limiter: s.limiter, Timeout: patience, Logger: config.Logger, IsMistake: isMistake}
 	if err := s.makeHTTP(counts); err != nil {
 		return nil, err
 	}
