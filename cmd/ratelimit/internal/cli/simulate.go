@@ -22,7 +22,8 @@ database. It decides each request as a take at its time, on buckets that are ful
 
 The requests are CSV with a head, from a file or standard input, in time order. The column time is required, as RFC
 3339 or as psql prints it. The rules' tiers select a request's limits by the other columns: user, tenant, plan,
-address, route, and those that the tiers name. Without tiers, use --by; then the column cost is the cost, or 1.
+address, route, and those that the tiers name, such as header:x-tokens for a cost. Without tiers, use --by; then the
+column cost is the cost, or 1.
 
 Refused clients might have come back, which no log shows. Memory grows with the number of distinct keys.`,
 		Args: cobra.MaximumNArgs(1),

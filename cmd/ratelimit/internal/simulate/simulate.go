@@ -6,13 +6,16 @@
 package simulate
 
 import (
+	"bufio"
 	"context"
 	"encoding/csv"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -33,7 +36,7 @@ type Config struct {
 	// Rules is the rules file. The rules are in effect for all requests; overrides end at their Until.
 	Rules rules.Document
 	// By replaces the tiers: the key is this column, such as "user", or a pattern such as "{tenant}/{user}", and the
-	// cost is the column cost, or 1. It is required if the rules have no tiers.
+	// cost is the column cost, a number above 0, or 1. It is required if the rules have no tiers.
 	By string
 	// Limit is the limit of By. Defaults to the only limit of the rules.
 	Limit string
@@ -46,7 +49,7 @@ type Config struct {
 
 // Run replays requests from CSV: a head with the columns' names, and a row for each request. The column time is
 // required: RFC 3339, or as psql prints it, and UTC if it has no zone. The others are the attributes of the tiers, such
-// as user, plan and address. Rows are in the order of time. Memory grows with the number of keys, not with that of
+// as user, plan and address, and the sources of their costs, such as header:x-tokens, which are required. Rows are in the order of time. Memory grows with the number of keys, not with that of
 // rows. A request that cannot be decided is counted in the Report; with an error there is none.
 func Run(ctx context.Context, config Config, in io.Reader) (*Report, error) {
 	r, err := newReplay(&config)
@@ -62,6 +65,8 @@ func Run(ctx context.Context, config Config, in io.Reader) (*Report, error) {
 // replay is one replay.
 type replay struct {
 	site       *rules.Site
+	stated     []string // columns that the tiers' costs come from
+	by         bool     // whether there is one tier, whose cost is the column cost
 	simulation *ratelimit.Simulation
 	refused    []ratelimit.Refusal // of the current row
 	counts     map[string]*LimitReport
@@ -82,7 +87,12 @@ func newReplay(config *Config) (*replay, error) {
 		return nil, errors.New("the rules have no tiers, which select the limits; add some, or say by which " +
 			"column, such as user")
 	}
-	r := &replay{counts: make(map[string]*LimitReport), keys: make(map[Bucket]*KeyReport)}
+	r := &replay{by: config.By != "", counts: make(map[string]*LimitReport), keys: make(map[Bucket]*KeyReport)}
+	for _, tier := range file.Tiers.Tiers {
+		if tier.CostSource != "" && tier.CostSource != "fixed" {
+			r.stated = append(r.stated, tier.CostSource)
+		}
+	}
 	set, err := rules.SetOf(file, r)
 	if err != nil {
 		return nil, err
@@ -104,9 +114,6 @@ func (r *replay) Observe(_ context.Context, event ratelimit.Event) {
 	}
 }
 
-// costColumn is the source of the cost of By.
-const costColumn = "header:cost"
-
 func (c *Config) tier() (rules.Tier, error) {
 	limit := c.Limit
 	if limit == "" {
@@ -125,19 +132,20 @@ func (c *Config) tier() (rules.Tier, error) {
 	if !strings.Contains(key, "{") {
 		key = "{" + key + "}"
 	}
-	return rules.Tier{Limit: limit, Key: key, CostSource: costColumn}, nil
+	return rules.Tier{Limit: limit, Key: key}, nil
 }
 
 // read decides all rows.
 func (r *replay) read(ctx context.Context, in io.Reader) error {
-	rows := csv.NewReader(in)
-	head, err := rows.Read()
-	if err != nil && !errors.Is(err, io.EOF) {
-		return fmt.Errorf("%w: %w", ErrInvalidRows, err)
+	text := bufio.NewReader(in)
+	const mark = "\ufeff" // of Excel
+	if begin, _ := text.Peek(len(mark)); string(begin) == mark {
+		_, _ = text.Discard(len(mark))
 	}
-	if !slices.Contains(head, "time") {
-		return fmt.Errorf("%w: the first line is no list of columns with one called time, such as time,user,plan",
-			ErrInvalidRows)
+	rows := csv.NewReader(text)
+	head, err := r.head(rows)
+	if err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidRows, err)
 	}
 	for {
 		cells, err := rows.Read()
@@ -159,11 +167,50 @@ func (r *replay) read(ctx context.Context, in io.Reader) error {
 			err = fmt.Errorf("its time %s is before that of the row above; sort the rows by time, as ORDER BY does",
 				row["time"])
 		}
+		cost := 1.0
+		if err == nil && r.by {
+			cost, err = costOf(strings.TrimSpace(row["cost"]))
+		}
 		if err != nil {
 			return fmt.Errorf("%w: line %d: %w", ErrInvalidRows, line, err)
 		}
-		r.decide(ctx, line, at, row)
+		r.decide(ctx, line, at, row, cost)
 	}
+}
+
+// head reads the names of the columns.
+func (r *replay) head(rows *csv.Reader) ([]string, error) {
+	head, err := rows.Read()
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	for i, name := range head {
+		head[i] = strings.TrimSpace(name)
+		if slices.Contains(head[:i], head[i]) {
+			return nil, fmt.Errorf("the column %.80q is there twice; keep one", head[i])
+		}
+	}
+	if !slices.Contains(head, "time") {
+		return nil, errors.New("the first line is no list of columns with one called time, such as time,user,plan")
+	}
+	for _, name := range r.stated {
+		if !slices.Contains(head, name) {
+			return nil, fmt.Errorf("there is no column %q, which has the cost of a tier; add it, or rename the column with "+
+				"the costs", name)
+		}
+	}
+	return head, nil
+}
+
+func costOf(text string) (float64, error) {
+	if text == "" {
+		return 1, nil
+	}
+	n, err := strconv.ParseFloat(text, 64)
+	if err != nil || !(n > 0) || math.IsInf(n, 1) {
+		return 0, fmt.Errorf("its cost is %.40q; write a number above 0", text)
+	}
+	return n, nil
 }
 
 // timeOf reads a time as RFC 3339 or psql write it.
@@ -178,28 +225,25 @@ func timeOf(text string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("its time is %.40q; write it as 2026-12-31T18:00:00Z", text)
 }
 
-// decide decides on a row.
-func (r *replay) decide(ctx context.Context, line int, at time.Time, row map[string]string) {
+// decide decides on a row. The cost is that of By.
+func (r *replay) decide(ctx context.Context, line int, at time.Time, row map[string]string, cost float64) {
 	p := &r.report
 	if p.Rows++; p.Rows == 1 {
 		p.From = at
 	}
 	p.To = at
-	stated := func(source string) []string {
-		if source == costColumn && row[source] == "" {
-			source = "cost"
-		}
-		return []string{row[source]}
-	}
 	requests, err := r.site.Requests(rules.Attributes{
 		User: row["user"], Tenant: row["tenant"], Plan: row["plan"], Address: row["address"], Route: row["route"], More: row,
-	}, stated)
+	}, func(source string) []string { return []string{row[source]} })
 	if errors.Is(err, rules.ErrNoTier) {
 		p.Unlimited++
 		return
 	}
 	var d ratelimit.Decision
 	if err == nil {
+		if r.by {
+			requests[0] = requests[0].Cost(cost)
+		}
 		r.refused = r.refused[:0]
 		d, err = r.simulation.At(at).Take(context.WithoutCancel(ctx), requests...)
 	}

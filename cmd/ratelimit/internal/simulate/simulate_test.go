@@ -134,6 +134,27 @@ overrides:
 		}
 	})
 
+	t.Run("CountsStatedCosts", func(t *testing.T) {
+		t.Parallel()
+		by := simulate.Config{Rules: document(t, three), By: "user"}
+		r := run(t, by, strings.NewReader("\ufeff\"time\", user , cost\n2026-03-01T12:00:00Z,ada,0.5\n"+
+			"2026-03-01T12:00:00Z,ada,2.5\n2026-03-01T12:00:00Z,ada,0.5\n2026-03-01T12:00:00Z,bob,3\n"))
+		require.Equal(t, []int64{3, 1}, []int64{r.Admitted, r.Refused})
+		tiers := simulate.Config{Rules: document(t, three+"\ntiers: [{limit: user, cost_source: 'header:x-tokens'}]\nmatch: all")}
+		r = run(t, tiers, rows("header:x-tokens", "0,2", "0,2", "0,"))
+		require.Equal(t, []int64{2, 1}, []int64{r.Admitted, r.Refused})
+		for _, column := range []string{"x-tokens", "cost"} {
+			_, err := simulate.Run(t.Context(), tiers, rows(column, "0,2"))
+			require.ErrorIs(t, err, simulate.ErrInvalidRows)
+			require.ErrorContains(t, err, `there is no column "header:x-tokens", which has the cost of a tier`)
+		}
+		for _, cost := range []string{"0", "-3", "abc", `"1,5"`, "NaN", "Inf", "1e999"} {
+			_, err := simulate.Run(t.Context(), by, rows("user,cost", "0,ada,1", "0,ada,"+cost))
+			require.ErrorIs(t, err, simulate.ErrInvalidRows, cost)
+			require.ErrorContains(t, err, fmt.Sprintf("line 3: its cost is %q; write a number above 0", strings.Trim(cost, `"`)))
+		}
+	})
+
 	t.Run("EndsWithItsContextAndItsInput", func(t *testing.T) {
 		t.Parallel()
 		config := simulate.Config{Rules: document(t, three), By: "user"}
@@ -164,6 +185,7 @@ func TestRunRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		"":                                  "no list of columns with one called time",
 		"at,user\n1,ada\n":                  "no list of columns with one called time",
+		"time,user, user\n":                 `the column "user" is there twice`,
 		"time,user\n2026-03-01T12:00:00Z\n": "line 2: wrong number of fields",
 		"time,user\n12:00,ada\n":            `line 2: its time is "12:00"; write it as`,
 		"time,user\n2026-03-01T12:00:01Z,a\n2026-03-01T12:00:00Z,a\n":     "line 3: its time 2026-03-01T12:00:00Z is before that of the row above",
