@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync"
 	"testing"
 	"time"
 
@@ -212,10 +213,11 @@ func TestALazyTxBeginsWithItsFirstStatement(t *testing.T) {
 	}
 }
 
-// endingConn is a connection that calls a function at each write.
+// endingConn is a connection that calls a function at each write, and tells when its context's end has reached it.
 type endingConn struct {
 	net.Conn
-	end *func()
+	end     *func()
+	reached chan struct{}
 }
 
 func (c endingConn) Write(b []byte) (int, error) {
@@ -223,23 +225,39 @@ func (c endingConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
+func (c endingConn) SetDeadline(t time.Time) error {
+	err := c.Conn.SetDeadline(t)
+	select {
+	case c.reached <- struct{}{}:
+	default:
+	}
+	return err
+}
+
 // A context that ends while the first statement is prepared closes the connection, and is the error.
 func TestALazyTxIsRefusedWhenItsContextEnds(t *testing.T) {
 	t.Parallel()
-	end := func() {}
+	end, reached := func() {}, make(chan struct{}, 1)
 	pool := postgrestest.New(t, func(c *pgxpool.Config) {
 		dial := c.ConnConfig.DialFunc
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
 			conn, err := dial(ctx, network, address)
-			return endingConn{conn, &end}, err
+			return endingConn{conn, &end, reached}, err
 		}
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	tx, err := NewLazyTx(ctx, pool, pgx.QueryExecModeCacheStatement, pgx.TxOptions{})
 	require.NoError(t, err)
-	end = cancel
+	defer func() { require.ErrorIs(t, tx.Rollback(t.Context()), pgx.ErrTxClosed) }()
+	end = sync.OnceFunc(func() {
+		select { // of an earlier deadline
+		case <-reached:
+		default:
+		}
+		cancel()
+		<-reached
+	})
 	_, err = tx.Exec(ctx, `SELECT $1::integer`, 1)
 	require.ErrorIs(t, err, context.Canceled)
 	require.ErrorIs(t, tx.Refused(), context.Canceled)
-	require.ErrorIs(t, tx.Rollback(t.Context()), pgx.ErrTxClosed)
 }
