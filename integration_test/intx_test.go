@@ -286,3 +286,23 @@ func TestInTxRunsOnceIfAnArgumentIsInvalid(t *testing.T) {
 		require.Equal(t, 1, runs, name)
 	}
 }
+
+// A connection that is lost while a later batch is prepared runs fn again, as one that is lost elsewhere does.
+func TestInTxRunsAgainIfTheConnectionIsLostBeforeABatch(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	runs := 0
+	require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
+		runs++
+		if _, err := tx.Exec(t.Context(), `SELECT 1`); err != nil {
+			return err
+		}
+		if runs == 1 {
+			require.NoError(t, tx.Conn().PgConn().Conn().(interface{ CloseRead() error }).CloseRead())
+		}
+		batch := &pgx.Batch{}
+		batch.Queue(`SELECT $1::integer`, 1)
+		return tx.SendBatch(t.Context(), batch).Close()
+	}))
+	require.Equal(t, 2, runs)
+}

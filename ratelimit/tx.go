@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -224,11 +225,11 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *txq
 	return pgerr.Code(err) == codeIdleInTransaction, err
 }
 
-// isUnsent reports whether pgx refused to send a batch, for example because an argument can't be encoded, and closed
-// the connection.
+// isUnsent reports whether pgx refused to send a batch, because an argument can't be encoded, and closed the connection.
+// A batch whose statements can't be prepared is such an error, too, but then the connection may have been lost.
 func isUnsent(err error) bool {
 	var unsent pgx.ErrPreprocessingBatch
-	return errors.As(err, &unsent)
+	return errors.As(err, &unsent) && strings.HasPrefix(unsent.Error(), "error preprocessing batch (build)")
 }
 
 // begunWith returns the error of BEGIN. Nothing was written. The connection is lost unless the server refused to begin.
