@@ -98,6 +98,10 @@ func units() []unit {
 // of units has no unit.
 func limitOf(s *ratelimit.State) *ratelimitv3.RateLimitResponse_RateLimit {
 	n := s.Limit.Spec()
+	if n.Rate < 1 && s.Limit.Capacity() >= 1 { // in a period of one token, and not 0 in a shorter one
+		times := math.Ceil(1 / n.Rate) // at most 100 years, by the capacity
+		n.Rate, n.Period = max(n.Rate*times, 1), n.Period*time.Duration(times)
+	}
 	limit := &ratelimitv3.RateLimitResponse_RateLimit{
 		Name:            s.Limit.Name(),
 		RequestsPerUnit: uint32(min(n.Rate, math.MaxUint32)),

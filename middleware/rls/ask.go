@@ -7,12 +7,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
-	typev3 "github.com/envoyproxy/go-control-plane/envoy/type/v3"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/internal/address"
@@ -131,38 +131,51 @@ func attributesOf(d *commonv3.RateLimitDescriptor) rules.Attributes {
 	return a
 }
 
-// overridden returns the request for the limit in a descriptor: a fixed window from 1970 on. A limit of 0 allows
-// nothing.
+// overridden returns the request for the limit in a descriptor.
 func overridden(domain string, d *commonv3.RateLimitDescriptor) (ratelimit.Request, error) {
-	n, unit := d.GetLimit().GetRequestsPerUnit(), d.GetLimit().GetUnit()
-	for _, u := range units() {
-		if typev3.RateLimitUnit_name[int32(unit)] != u.unit.String() {
-			continue
+	limit, err := limitIn(d.GetLimit())
+	if err != nil {
+		return ratelimit.Request{}, err
+	}
+	parts := []string{domain}
+	for _, e := range d.GetEntries() {
+		value := e.GetValue()
+		if address.IsAttribute(e.GetKey()) {
+			if value, err = address.Key(value, address.IPv4Bits, address.IPv6Bits); err != nil {
+				return ratelimit.Request{}, fmt.Errorf("%w: the entry %q is %w", ratelimit.ErrInvalidKey, e.GetKey(), err)
+			}
 		}
-		policy := ratelimit.FixedWindow{Rate: float64(n), Period: u.length, Start: time.Unix(0, 0)}
+		parts = append(parts, e.GetKey(), "="+value) // no part is empty
+	}
+	sum := sha256.Sum256([]byte(ratelimit.Join(parts...)))
+	return limit.For(base64.RawURLEncoding.EncodeToString(sum[:])), nil
+}
+
+// longestPeriod is the longest period of a limit.
+const longestPeriod = 36525 * ratelimit.Day
+
+// limitIn returns the limit of an override: a fixed window from 1970 on. A limit of 0 allows nothing.
+func limitIn(override *commonv3.RateLimitDescriptor_RateLimitOverride) (ratelimit.Limit, error) {
+	n, times := override.GetRequestsPerUnit(), max(override.GetUnitMultiplier().GetValue(), 1)
+	for _, u := range units() {
+		name := u.unit.String()
+		switch {
+		case override.GetUnit().String() != name:
+			continue
+		case time.Duration(times) > longestPeriod/u.length:
+			return ratelimit.Limit{}, fmt.Errorf("%w: the override's period is %d times a %s; use up to 100 years",
+				ratelimit.ErrInvalidRequest, times, strings.ToLower(name))
+		case times > 1:
+			name = strconv.FormatUint(uint64(times), 10) + name
+		}
+		policy := ratelimit.FixedWindow{Rate: float64(n), Period: time.Duration(times) * u.length, Start: time.Unix(0, 0)}
 		if n == 0 {
 			policy.Rate, policy.Capacity = 1, ratelimit.None
 		}
-		limit, err := ratelimit.NewLimit(fmt.Sprintf("override.%d.%s", n, strings.ToLower(u.unit.String())), policy)
-		if err != nil {
-			return ratelimit.Request{}, err
-		}
-		parts := []string{domain}
-		for _, e := range d.GetEntries() {
-			value := e.GetValue()
-			if address.IsAttribute(e.GetKey()) {
-				if value, err = address.Key(value, address.IPv4Bits, address.IPv6Bits); err != nil {
-					return ratelimit.Request{}, fmt.Errorf("%w: the entry %q is %w", ratelimit.ErrInvalidKey, e.GetKey(), err)
-				}
-			}
-			parts = append(parts, e.GetKey(), "="+value) // no part is empty
-		}
-		sum := sha256.Sum256([]byte(ratelimit.Join(parts...)))
-		return limit.For(base64.RawURLEncoding.EncodeToString(sum[:])), nil
+		return ratelimit.NewLimit(fmt.Sprintf("override.%d.%s", n, strings.ToLower(name)), policy)
 	}
-	return ratelimit.Request{},
-		fmt.Errorf("%w: the override has the unit %v; use second, minute, hour, day, month or year",
-			ratelimit.ErrInvalidRequest, unit)
+	return ratelimit.Limit{}, fmt.Errorf("%w: the override has the unit %v; use second, minute, hour, day, month or year",
+		ratelimit.ErrInvalidRequest, override.GetUnit())
 }
 
 // decide decides on all descriptors together. The decision has a state for each of their requests, in order.
@@ -224,13 +237,13 @@ func take(ctx context.Context, limiter *ratelimit.Limiter, requests []ratelimit.
 	return d, err
 }
 
-// tooCostly returns the refusal of requests of which one asks for more than its limit can ever give. Its wait is 0,
-// because waiting does not help.
+// tooCostly returns the refusal of requests of which one asks, alone or with others of its bucket, for more than its
+// limit can ever give. Its wait is 0, because waiting does not help.
 func tooCostly(ctx context.Context, limiter *ratelimit.Limiter,
 	requests []ratelimit.Request,
 ) (all ratelimit.Decision, err error) {
 	for _, r := range requests {
-		d, err := limiter.Check(ctx, r)
+		d, err := limiter.Check(ctx, inBucket(limiter, r, requests)...)
 		if errors.Is(err, ratelimit.ErrCostExceedsCapacity) {
 			if d, err = limiter.Check(ctx, r.Cost(0)); err == nil {
 				d.States[0].Allowed, d.States[0].RetryAfter = d.States[0].Mode != ratelimit.On, 0
@@ -239,9 +252,23 @@ func tooCostly(ctx context.Context, limiter *ratelimit.Limiter,
 		if err != nil {
 			return ratelimit.Decision{}, err
 		}
-		all.States = append(all.States, d.States...)
+		all.States = append(all.States, d.States[0]) // those of one bucket are alike
 	}
 	return all, nil
+}
+
+// inBucket returns the requests of all for the bucket of r.
+func inBucket(limiter *ratelimit.Limiter, r ratelimit.Request, all []ratelimit.Request) (same []ratelimit.Request) {
+	key, err := limiter.StoredKey(r)
+	if err != nil {
+		return []ratelimit.Request{r} // the call returns that error, too
+	}
+	for _, other := range all {
+		if otherKey, err := limiter.StoredKey(other); err == nil && otherKey == key && other.Limit().Name() == r.Limit().Name() {
+			same = append(same, other)
+		}
+	}
+	return same
 }
 
 // joined returns the decision d with the states of changed in the places of their descriptors. Hits that were not taken

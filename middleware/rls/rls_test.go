@@ -2,6 +2,7 @@ package rls_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"net"
 	"slices"
@@ -37,12 +38,16 @@ rules:
   - {limit: site, rate: 100, period: 5m}
   - {limit: tried, rate: 1, period: hour, mode: shadow}
   - {limit: tokens, rate: 1000, period: hour}
+  - {limit: tenth, rate: 0.1, period: minute, capacity: 3}
+  - {limit: held, kind: concurrency, slots: 2, lease: 30s}
 tiers:
   - {limit: address, key: "{remote_address}", when: {remote_address: "*"}}
   - {limit: user, key: "{user}", when: {user: "*"}}
   - {limit: site, when: {generic_key: site}}
   - {limit: tried, when: {generic_key: tried}}
   - {limit: tokens, key: "{tenant}", when: {model: "*"}}
+  - {limit: tenth, when: {generic_key: tenth}}
+  - {limit: held, when: {generic_key: held}}
 `
 
 // service is a server with a real client.
@@ -51,6 +56,7 @@ type service struct {
 	t       testing.TB
 	limiter *ratelimit.Limiter
 	now     *time.Time
+	log     *testkit.Journal // with the results, too
 }
 
 func newService(t testing.TB) *service {
@@ -62,11 +68,18 @@ func newService(t testing.TB) *service {
 	site, err := rules.NewSite(set, rules.SiteConfig{Attributes: []string{"remote_address", "generic_key", "model"}})
 	require.NoError(t, err)
 	now := time.Date(2026, 3, 2, 9, 0, 0, 0, time.UTC)
-	s := &service{t: t, now: &now}
-	s.limiter, err = ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: set, AsOf: func() time.Time { return now }})
+	s := &service{t: t, now: &now, log: &testkit.Journal{}}
+	s.limiter, err = ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{
+		Policies: set, AsOf: func() time.Time { return now },
+		Observer: observer(func(event ratelimit.Event) {
+			if a, ok := event.(ratelimit.Answered); ok {
+				fmt.Fprintln(s.log, "answered", a.Result)
+			}
+		}),
+	})
 	require.NoError(t, err)
 	answers, err := rls.New(s.limiter, rls.Config{
-		Domains: map[string]rls.Domain{"edge": {Site: site}, "spent": {Site: site, Charge: true}}, Logger: slog.New(slog.DiscardHandler),
+		Domains: map[string]rls.Domain{"edge": {Site: site}, "spent": {Site: site, Charge: true}}, Logger: slog.New(slog.NewTextHandler(s.log, nil)),
 	})
 	require.NoError(t, err)
 	server, listener := grpc.NewServer(), bufconn.Listen(1<<16)
@@ -166,6 +179,11 @@ func TestAnswers(t *testing.T) {
 			descriptors{withHits(descriptor("user=bob"), 1), withHits(descriptor("user=cyd"), 0)},
 			"OK: OK user 2 per 0 MINUTE left 1 reset 30s; OK user 2 per 0 MINUTE left 2 reset 0s",
 		},
+		{
+			"a rate below 1 is not 0", 0, "edge", 1,
+			descriptors{descriptor("generic_key=tenth")},
+			"OK: OK tenth 1 per 10 MINUTE left 2 reset 10m0s",
+		},
 		{"shadow", 0, "edge", 2, descriptors{descriptor("generic_key=tried")}, "OK: OK tried 1 per 0 HOUR left 0 reset 0s"},
 		{
 			"hits that are known after the work", 0, "spent", 1500,
@@ -218,6 +236,25 @@ func TestAnswers(t *testing.T) {
 			"OVER_LIMIT: OVER_LIMIT override.5.hour 5 per 0 HOUR left 0 reset 1s",
 		},
 		{
+			"an override may name several units", 0, "any", 4,
+			descriptors{times(30, overridden(5, typev3.RateLimitUnit_SECOND, "user=fay"))},
+			"OK: OK override.5.30second 5 per 30 SECOND left 1 reset 1s",
+		},
+		{
+			"and has windows of its own", 0, "any", 5,
+			descriptors{overridden(5, typev3.RateLimitUnit_SECOND, "user=fay")},
+			"OK: OK override.5.second 5 per 0 SECOND left 0 reset 1s",
+		},
+		{
+			"two descriptors of one bucket, too costly only together", 0, "any", 3,
+			descriptors{
+				overridden(5, typev3.RateLimitUnit_DAY, "user=gus"), descriptor("path=/"),
+				overridden(5, typev3.RateLimitUnit_DAY, "user=gus"), overridden(5, typev3.RateLimitUnit_DAY, "user=hal"),
+			},
+			"OVER_LIMIT: OVER_LIMIT override.5.day 5 per 0 DAY left 0 reset 0s; OK; " +
+				"OVER_LIMIT override.5.day 5 per 0 DAY left 0 reset 0s; OK override.5.day 5 per 0 DAY left 5 reset 0s",
+		},
+		{
 			"an override of nothing", 0, "any", 0,
 			descriptors{overridden(0, typev3.RateLimitUnit_DAY, "user=eve")},
 			"OVER_LIMIT: OVER_LIMIT override.0.day 0 per 0 DAY left 0 reset 0s",
@@ -231,6 +268,12 @@ func TestAnswers(t *testing.T) {
 
 func negative(d *commonv3.RateLimitDescriptor) *commonv3.RateLimitDescriptor {
 	d.IsNegativeHits = true
+	return d
+}
+
+// times returns d with an override for so many of its units.
+func times(n uint32, d *commonv3.RateLimitDescriptor) *commonv3.RateLimitDescriptor {
+	d.Limit.UnitMultiplier = wrapperspb.UInt32(n)
 	return d
 }
 
@@ -289,6 +332,7 @@ func TestMisuse(t *testing.T) {
 		{"edge", slices.Repeat(descriptors{descriptor()}, 65), "the call has 65 descriptors; send up to 64"},
 		{"edge", descriptors{descriptor("user=" + strings.Repeat("secret", 1000))}, "at most 256 fit"},
 		{"edge", descriptors{overridden(1, typev3.RateLimitUnit_UNKNOWN, "user=secret")}, "the override has the unit UNKNOWN"},
+		{"any", descriptors{times(101, overridden(1, typev3.RateLimitUnit_YEAR, "user=secret"))}, "is 101 times a year; use up to 100 years"},
 	} {
 		_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: c.domain, Descriptors: c.descriptors})
 		require.Equal(t, codes.InvalidArgument, status.Code(err), c.want)
