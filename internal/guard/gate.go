@@ -53,10 +53,7 @@ func (g *Gate) Decide(ctx context.Context, route string, requests []ratelimit.Re
 		if exceeded := new(ratelimit.CapacityError); errors.As(err, &exceeded) {
 			answered.Limit = exceeded.Limit
 		}
-		o.Result = Result(ctx, err, g.FailOpen)
-		if o.Result == FailedClosed && g.IsMistake != nil && g.IsMistake(err) {
-			o.Result = BadRequest
-		}
+		o.Result = g.Result(ctx, err)
 		o.Passes = o.Result == FailedOpen || answered.Shadow
 	case !lease.Allowed:
 		o.Result, o.Passes = Refused, false
@@ -67,6 +64,15 @@ func (g *Gate) Decide(ctx context.Context, route string, requests []ratelimit.Re
 		g.Tell(ctx, ratelimit.Answered{Route: route, Limit: wouldRefuse[0], Result: Refused, Shadow: true})
 	}
 	return o
+}
+
+// Result returns the result of a request that has no decision because of err. ctx is the request's own.
+func (g *Gate) Result(ctx context.Context, err error) string {
+	result := Result(ctx, err, g.FailOpen)
+	if result == FailedClosed && g.IsMistake != nil && g.IsMistake(err) {
+		return BadRequest
+	}
+	return result
 }
 
 // Tell reports an answer to the limiter's Observer, and a failure to the log, too.

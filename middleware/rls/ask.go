@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/pgratelimit/internal/address"
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -67,6 +68,9 @@ const (
 
 // asks returns the requests of each descriptor.
 func (s *Service) asks(call *ratelimitv3.RateLimitRequest) ([]ask, error) {
+	if err := check(call); err != nil {
+		return nil, fmt.Errorf("%w: %w", ratelimit.ErrInvalidRequest, err)
+	}
 	domain, known := s.domains[call.GetDomain()]
 	asked := make([]ask, len(call.GetDescriptors()))
 	for i, d := range call.GetDescriptors() {
@@ -180,6 +184,12 @@ func limitIn(override *commonv3.RateLimitDescriptor_RateLimitOverride) (ratelimi
 
 // decide decides on all descriptors together. The decision has a state for each of their requests, in order.
 func decide(ctx context.Context, limiter *ratelimit.Limiter, asked []ask) (ratelimit.Decision, error) {
+	for _, r := range requestsIn(asked, taken, charged, credited) {
+		if guard.IsHeld(limiter.Resolve(r)) { // a mistake of who wrote the rule, and not of Envoy
+			return ratelimit.Decision{}, fmt.Errorf("the limit %q has slots, which Envoy can't release; give it a rule of "+
+				"another kind", r.Limit().Name())
+		}
+	}
 	if !slices.ContainsFunc(asked, func(a ask) bool { return a.change != taken && len(a.requests) > 0 }) {
 		return take(ctx, limiter, requestsIn(asked, taken))
 	}
@@ -264,7 +274,8 @@ func inBucket(limiter *ratelimit.Limiter, r ratelimit.Request, all []ratelimit.R
 		return []ratelimit.Request{r} // the call returns that error, too
 	}
 	for _, other := range all {
-		if otherKey, err := limiter.StoredKey(other); err == nil && otherKey == key && other.Limit().Name() == r.Limit().Name() {
+		at, err := limiter.StoredKey(other)
+		if err == nil && at == key && other.Limit().Name() == r.Limit().Name() {
 			same = append(same, other)
 		}
 	}

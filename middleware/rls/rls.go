@@ -67,6 +67,7 @@ type Config struct {
 //	no domain, no descriptors, an entry twice InvalidArgument
 //	a key's attribute is missing              InvalidArgument; see [rules.Site.Requests]
 //	a key's address is no IP address          InvalidArgument
+//	a limit of slots, which Envoy can't free  Unavailable, with a line in the log
 //	no decision                               Unavailable, or OK if all of the limits are in shadow mode or off
 //
 // A descriptor's status shows the limit with the longest wait, or otherwise the one with the fewest tokens left, in
@@ -102,7 +103,7 @@ func New(limiter *ratelimit.Limiter, config Config) (*Service, error) {
 	logger := cmp.Or(config.Logger, slog.Default())
 	return &Service{
 		domains: maps.Clone(config.Domains), logger: logger,
-		gate: &guard.Gate{Limiter: limiter, Timeout: longest, Logger: logger},
+		gate: &guard.Gate{Limiter: limiter, Timeout: longest, Logger: logger, IsMistake: guard.IsMisuse},
 	}, nil
 }
 
@@ -110,13 +111,10 @@ func New(limiter *ratelimit.Limiter, config Config) (*Service, error) {
 func (s *Service) ShouldRateLimit(ctx context.Context,
 	call *ratelimitv3.RateLimitRequest,
 ) (*ratelimitv3.RateLimitResponse, error) {
-	if err := check(call); err != nil {
-		return nil, status.Error(codes.InvalidArgument, err.Error())
-	}
 	asked, err := s.asks(call)
 	if err != nil {
-		s.gate.Tell(ctx, ratelimit.Answered{Route: call.GetDomain(), Result: guard.Result(ctx, err, false), Err: err})
-		return nil, errorFor(ctx, err)
+		s.gate.Tell(ctx, ratelimit.Answered{Route: call.GetDomain(), Result: s.gate.Result(ctx, err), Err: err})
+		return nil, s.errorFor(ctx, err)
 	}
 	d := ratelimit.Decision{Allowed: true}
 	if requests := requestsIn(asked, taken, charged, credited); len(requests) > 0 {
@@ -129,7 +127,7 @@ func (s *Service) ShouldRateLimit(ctx context.Context,
 		case outcome.Err == nil:
 			d = outcome.Decision
 		case !outcome.Passes:
-			return nil, errorFor(ctx, outcome.Err)
+			return nil, s.errorFor(ctx, outcome.Err)
 		}
 	}
 	s.tellUnlimited(ctx, call, asked)
@@ -165,12 +163,12 @@ func (s *Service) tellUnlimited(ctx context.Context, call *ratelimitv3.RateLimit
 }
 
 // errorFor returns the error for Envoy of a call without a decision.
-func errorFor(ctx context.Context, err error) error {
-	switch result := guard.Result(ctx, err, false); {
-	case result == guard.Cancelled:
+func (s *Service) errorFor(ctx context.Context, err error) error {
+	switch s.gate.Result(ctx, err) {
+	case guard.Cancelled:
 		return status.FromContextError(guard.Ended(ctx)).Err()
-	case result != guard.FailedClosed || guard.IsMisuse(err):
-		return status.Error(codes.InvalidArgument, err.Error())
+	case guard.FailedClosed:
+		return status.Error(codes.Unavailable, "the limits of this call could not be asked")
 	}
-	return status.Error(codes.Unavailable, "the limits of this call could not be asked")
+	return status.Error(codes.InvalidArgument, err.Error())
 }

@@ -308,37 +308,56 @@ func TestRefusalsAndFailures(t *testing.T) {
 	require.Equal(t, "OK: OK", statuses, "a limit in shadow refuses no call, not even by a failure")
 }
 
-// TestMisuse expects that no call shares a bucket by mistake, that sizes are bounded, and that no error tells a value.
+// TestMisuse expects that no call shares a bucket by mistake, that sizes are bounded, that no error tells a value, and
+// that mistakes of Envoy's configuration are counted, and not logged as failures.
 func TestMisuse(t *testing.T) {
 	t.Parallel()
-	s := newService(t)
 	many := make([]string, 1000)
 	for i := range many {
 		many[i] = "key" + strconv.Itoa(i) + "=secret"
 	}
 	for _, c := range []struct {
-		domain      string
-		descriptors descriptors
-		want        string
+		domain       string
+		descriptors  descriptors
+		want, result string
 	}{
-		{"", descriptors{descriptor("user=secret")}, "rate limit domain must not be empty"},
-		{"edge", nil, "rate limit descriptor list must not be empty"},
-		{"edge", descriptors{descriptor("model=secret")}, `descriptor 0: ratelimit: invalid key: the key of "tokens" needs the attribute "tenant"`},
-		{"edge", descriptors{descriptor("remote_address=secret")}, `the attribute "remote_address", which is not one IP address`},
-		{"any", descriptors{overridden(1, typev3.RateLimitUnit_DAY, "remote_address=secret")}, `the entry "remote_address" is not one IP address`},
-		{"edge", descriptors{withHits(negative(descriptor("user=secret")), 1<<60)}, "cost exceeds capacity"},
-		{"edge", descriptors{descriptor("user=secret", "user=b")}, `descriptor 0 has two entries "user"`},
-		{"edge", descriptors{descriptor(many...)}, "descriptor 0 has 1000 entries; send up to 64"},
-		{"edge", slices.Repeat(descriptors{descriptor()}, 65), "the call has 65 descriptors; send up to 64"},
-		{"edge", descriptors{descriptor("user=" + strings.Repeat("secret", 1000))}, "at most 256 fit"},
-		{"edge", descriptors{overridden(1, typev3.RateLimitUnit_UNKNOWN, "user=secret")}, "the override has the unit UNKNOWN"},
-		{"any", descriptors{times(101, overridden(1, typev3.RateLimitUnit_YEAR, "user=secret"))}, "is 101 times a year; use up to 100 years"},
+		{"", descriptors{descriptor("user=secret")}, "rate limit domain must not be empty", "bad_request"},
+		{"edge", nil, "rate limit descriptor list must not be empty", "bad_request"},
+		{"edge", descriptors{descriptor("model=secret")}, `descriptor 0: ratelimit: invalid key: the key of "tokens" needs the attribute "tenant"`, "bad_key"},
+		{"edge", descriptors{descriptor("remote_address=secret")}, `the attribute "remote_address", which is not one IP address`, "bad_key"},
+		{"any", descriptors{overridden(1, typev3.RateLimitUnit_DAY, "remote_address=secret")}, `the entry "remote_address" is not one IP address`, "bad_key"},
+		{"edge", descriptors{withHits(negative(descriptor("user=secret")), 1<<60)}, "cost exceeds capacity", "too_costly"},
+		{"edge", descriptors{descriptor("user=secret", "user=b")}, `descriptor 0 has two entries "user"`, "bad_request"},
+		{"edge", descriptors{descriptor(many...)}, "descriptor 0 has 1000 entries; send up to 64", "bad_request"},
+		{"edge", slices.Repeat(descriptors{descriptor()}, 65), "the call has 65 descriptors; send up to 64", "bad_request"},
+		{"edge", descriptors{descriptor("user=" + strings.Repeat("secret", 1000))}, "at most 256 fit", "bad_key"},
+		{"edge", descriptors{overridden(1, typev3.RateLimitUnit_UNKNOWN, "user=secret")}, "the override has the unit UNKNOWN", "bad_request"},
+		{"any", descriptors{times(101, overridden(1, typev3.RateLimitUnit_YEAR, "user=secret"))}, "is 101 times a year; use up to 100 years", "bad_request"},
+		{
+			"edge",
+			descriptors{descriptor("user=secret", "plan=pro"), descriptor("user=secret")},
+			`one bucket of "user" on the plans "pro" and ""`, "bad_request",
+		},
 	} {
+		s := newService(t)
 		_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{Domain: c.domain, Descriptors: c.descriptors})
 		require.Equal(t, codes.InvalidArgument, status.Code(err), c.want)
 		require.ErrorContains(t, err, c.want)
 		require.NotContains(t, err.Error(), "secret")
+		require.Equal(t, "answered "+c.result+"\n", s.log.String())
 	}
+}
+
+// TestSlots expects that a rule of a kind that Envoy can't use is a failure, and that the log says so.
+func TestSlots(t *testing.T) {
+	t.Parallel()
+	s := newService(t)
+	_, err := s.ShouldRateLimit(t.Context(), &ratelimitv3.RateLimitRequest{
+		Domain: "edge", Descriptors: descriptors{descriptor("generic_key=held")},
+	})
+	require.Equal(t, codes.Unavailable, status.Code(err))
+	require.Contains(t, s.log.String(), `the limit \"held\" has slots`)
+	require.Contains(t, s.log.String(), "answered failed_closed")
 }
 
 func TestNew(t *testing.T) {
