@@ -268,7 +268,7 @@ type calendarText struct {
 	FirstWeekday weekday  `json:"first_weekday,omitzero"`
 	FirstDay     int      `json:"first_day,omitempty"`
 	FirstMonth   month    `json:"first_month,omitzero"`
-	MaxReserved  *maxOwed `json:"max_reserved,omitempty"`
+	MaxReserved  *maxDebt `json:"max_reserved,omitempty"`
 }
 
 func (p CalendarWindow) text() policyText {

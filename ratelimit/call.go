@@ -351,17 +351,17 @@ func recall(l *Limiter, asks []bucket.Ask, of []subject) (states []State, at int
 	if l.batcher.IsClosed() {
 		return nil, 0
 	}
-	var room [2]bucket.Told
-	told, refused := l.cache.Refuse(asks, room[:0])
+	var room [2]bucket.Outcome
+	outcomes, refused := l.cache.Refuse(asks, room[:0])
 	if !refused {
 		return nil, 0
 	}
-	states, at = make([]State, len(told)), told[0].Now
-	for i := range told {
-		states[i].set(of[i].holding(&told[i].Terms), &asks[i], &told[i])
-		of[i].tokens = told[i].Tokens * float64(of[i].shards)
-		of[i].tell(&states[i], &told[i].Terms)
-		at = max(at, told[i].Now)
+	states, at = make([]State, len(outcomes)), outcomes[0].Now
+	for i := range outcomes {
+		states[i].set(of[i].holding(&outcomes[i].Terms), &asks[i], &outcomes[i])
+		of[i].tokens = outcomes[i].Tokens * float64(of[i].shards)
+		of[i].tell(&states[i], &outcomes[i].Terms)
+		at = max(at, outcomes[i].Now)
 	}
 	return states, at
 }

@@ -58,7 +58,7 @@ func (l *Limiter) ChargeUntil(ctx context.Context, until time.Time, request Requ
 	}
 	rows, _ := c.plan.rows(true)
 	c.change = func(ctx context.Context, s *store.Session) error {
-		return s.ChargeLocked(ctx, rows, func(p *bucket.Page) (c store.Charge) {
+		return s.ChargeLocked(ctx, rows, func(p *bucket.Ledger) (c store.Charge) {
 			latest := bucket.MinInstant
 			for i := range rows {
 				amounts, until := p.ChargeUntil(&rows[i], instant)

@@ -114,16 +114,16 @@ func (e *LimitedError) Is(target error) bool { return target == ErrLimited }
 // single holds the state of the only bucket of a call, and the content of its Value, in one allocation.
 type single struct {
 	states [1]State
-	held   [1]bucket.Content
+	held   [1]bucket.Snapshot
 }
 
 // room returns empty states of n buckets, and empty contents for their Values.
-func room(n int) ([]State, []bucket.Content) {
+func room(n int) ([]State, []bucket.Snapshot) {
 	if n == 1 {
 		one := &single{}
 		return one.states[:], one.held[:]
 	}
-	return make([]State, n), make([]bucket.Content, n)
+	return make([]State, n), make([]bucket.Snapshot, n)
 }
 
 // decision returns the decision on a call for this one bucket, whose state is set.
@@ -175,31 +175,31 @@ func (d *Decision) add(s *State, isFirst bool) {
 }
 
 // setState sets s from the answer of the i-th bucket, and h to the content of the bucket.
-func (p *plan) setState(s *State, i int, r *bucket.Answer, h *bucket.Content) {
+func (p *plan) setState(s *State, i int, r *bucket.Answer, h *bucket.Snapshot) {
 	of, a := &p.of[i], &p.asks[i]
 	setState(s, of.holding(&a.Terms), a, r, h)
 	of.tell(s, &a.Terms)
 }
 
 // stateOf returns the state of one bucket from its answer, and sets h to the content of the bucket.
-func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) (s State) {
+func stateOf(limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Snapshot) (s State) {
 	setState(&s, limit, a, r, h)
 	return s
 }
 
 // setState sets s from the answer of one bucket, and h to the content of the bucket. Both must be empty. It writes them
 // in place, because copying them would take most of its time.
-func setState(s *State, limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Content) {
-	told := a.Tell(r, a.Lowest, h)
+func setState(s *State, limit Limit, a *bucket.Ask, r *bucket.Answer, h *bucket.Snapshot) {
+	outcome := a.Tell(r, a.MinBalance, h)
 	s.Mode = On
-	s.set(limit, a, &told)
+	s.set(limit, a, &outcome)
 }
 
 // set sets the fields of the state that an ask and the decision on it determine.
-func (s *State) set(limit Limit, a *bucket.Ask, told *bucket.Told) {
-	s.Limit, s.Cost, s.Allowed = limit, a.Cost, told.Allowed
-	s.RetryAfter, s.Remaining, s.ResetAfter = told.RetryAfter, max(told.Tokens, 0), told.FullAfter
-	s.Value = Value{Limit: limit, Tokens: told.Tokens, AsOf: time.UnixMicro(told.Now), held: told.Content}
+func (s *State) set(limit Limit, a *bucket.Ask, outcome *bucket.Outcome) {
+	s.Limit, s.Cost, s.Allowed = limit, a.Cost, outcome.Allowed
+	s.RetryAfter, s.Remaining, s.ResetAfter = outcome.RetryAfter, max(outcome.Tokens, 0), outcome.FullAfter
+	s.Value = Value{Limit: limit, Tokens: outcome.Tokens, AsOf: time.UnixMicro(outcome.Now), held: outcome.Snapshot}
 }
 
 // tell sets the rule, unit and mode of state. The revision of t supplies the rule and the unit. A nil t means the

@@ -128,7 +128,9 @@ func expireEach(ctx context.Context, l *Limiter) (ended int, err error) {
 
 // expireAtOnce ends due reservations together, as far as the server can decide on them without a wait. It returns how
 // many it has ended, and those that it has left.
-func expireAtOnce(ctx context.Context, l *Limiter, due []*reserved.Reservation) (ended int, left []*reserved.Reservation) {
+func expireAtOnce(
+	ctx context.Context, l *Limiter, due []*reserved.Reservation,
+) (ended int, left []*reserved.Reservation) {
 	byID, ends := make(map[string]*reserved.Reservation), []*store.Settlement(nil)
 	for _, r := range due {
 		b := &r.Buckets[0]
@@ -316,7 +318,7 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	for _, rule := range source.RulingsOf(name) {
 		for i := range rule.revisions {
 			row := rule.revisions[i].limit.terms()
-			terms, most, growth = append(terms, row), max(most, row.Capacity), max(growth, row.Eras.OwedGrowth())
+			terms, most, growth = append(terms, row), max(most, row.Capacity), max(growth, row.Revisions.DebtGrowth())
 		}
 	}
 	for i := range terms {

@@ -113,7 +113,7 @@ func (p *plan) ask(ctx context.Context, l *Limiter, verb string, r *Request) (s 
 	}
 	p.asked = append(p.asked, added)
 	if a := &p.asks[added.ask]; p.reserves && r.within > 0 && s.mode != Shadow {
-		a.Within = min(cmp.Or(a.Within, r.within), r.within)
+		a.MaxWait = min(cmp.Or(a.MaxWait, r.within), r.within)
 	}
 	p.ruled, p.keyed = p.ruled || s.rule != nil || s.pausedUntil > bucket.MinInstant, p.keyed || !r.stored
 	return s, nil
@@ -170,7 +170,7 @@ func (p *plan) plans() (plans []string) {
 // isPlain reports whether each request asks one bucket, of an enforced limit, for at most its tokens.
 func (p *plan) isPlain() bool {
 	for i := range p.of {
-		if p.of[i].mode != On || p.asks[i].Lowest != 0 || p.of[i].together {
+		if p.of[i].mode != On || p.asks[i].MinBalance != 0 || p.of[i].together {
 			return false
 		}
 	}
@@ -226,14 +226,15 @@ func limitOwed(a *bucket.Ask, limit Limit, reserve bool) error {
 		return checkMost(limit, a.Cost, a.Terms.Capacity)
 	}
 	if !a.Terms.Reserves && !a.Terms.Kind.Owes() {
-		return fmt.Errorf("%w: %q is %v, whose tokens cannot be reserved in advance; call Take, and again after its RetryAfter", ErrNoReservations, limit.Name(), limit.Policy())
+		return fmt.Errorf("%w: %q is %v, whose tokens cannot be reserved in advance; call Take, and again after its "+
+			"RetryAfter", ErrNoReservations, limit.Name(), limit.Policy())
 	}
 	if !a.Terms.Reserves {
 		return fmt.Errorf("%w: %q has NoReservations; call Take, or set MaxReserved", ErrNoReservations, limit.Name())
 	}
-	a.Lowest, a.MayOwe = -a.Terms.MaxOwed, true
-	most := a.Terms.Capacity + a.Terms.MaxOwed
-	if a.Cost <= most && a.Terms.Capacity-a.Cost < a.Lowest { // most was rounded up
+	a.MinBalance, a.AllowDebt = -a.Terms.MaxDebt, true
+	most := a.Terms.Capacity + a.Terms.MaxDebt
+	if a.Cost <= most && a.Terms.Capacity-a.Cost < a.MinBalance { // most was rounded up
 		most = math.Nextafter(a.Cost, 0)
 	}
 	if a.Cost > most {

@@ -144,41 +144,42 @@ func (a *amount) tokens() float64 {
 	return cmp.Or(float64(*a), None)
 }
 
-// maxOwed is a MaxReserved as text: 0 is None.
-type maxOwed float64
+// maxDebt is a MaxReserved as text: 0 is None.
+type maxDebt float64
 
 // forbidden is NoReservations as text.
 const forbidden = `"forbidden"`
 
-func owedOf(tokens float64) *maxOwed {
+func owedOf(tokens float64) *maxDebt {
 	switch tokens {
 	case 0:
 		return nil
 	case None:
 		tokens = 0
 	}
-	return new(maxOwed(tokens))
+	return new(maxDebt(tokens))
 }
 
-func (m maxOwed) MarshalJSON() ([]byte, error) {
+func (m maxDebt) MarshalJSON() ([]byte, error) {
 	if m == NoReservations {
 		return []byte(forbidden), nil
 	}
 	return json.Marshal(float64(m))
 }
 
-func (m *maxOwed) UnmarshalJSON(data []byte) error {
+func (m *maxDebt) UnmarshalJSON(data []byte) error {
 	if string(data) == forbidden {
 		*m = NoReservations
 		return nil
 	}
 	if err := json.Unmarshal(data, (*float64)(m)); err != nil || *m < 0 {
-		return fmt.Errorf("write a number above 0, or 0 to reserve only available tokens, or %s, or leave it out for the default", forbidden)
+		return fmt.Errorf("write a number above 0, or 0 to reserve only available tokens, or %s, or leave it out for the "+
+			"default", forbidden)
 	}
 	return nil
 }
 
-func (m *maxOwed) tokens() float64 {
+func (m *maxDebt) tokens() float64 {
 	if m == nil {
 		return 0
 	}
@@ -264,7 +265,7 @@ func (l Limit) Spec() Spec {
 	d := l.definition()
 	t := timesTokens(d.terms, float64(d.shards))
 	n := Spec{
-		Kind: kindOf(&t), Capacity: t.Capacity, Rate: t.Rate, MaxDebt: t.MaxOwed, Shards: d.shards,
+		Kind: kindOf(&t), Capacity: t.Capacity, Rate: t.Rate, MaxDebt: t.MaxDebt, Shards: d.shards,
 		Period: time.Duration(float64(t.Step)*t.Steps) * time.Microsecond,
 	}
 	if p, ok := l.Policy().(CalendarWindow); ok {

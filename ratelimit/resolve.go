@@ -144,7 +144,7 @@ func (s *subject) isRuledAs(o *subject) bool {
 }
 
 // revisionOf returns the revision of the terms t. It can differ from the revision at which the request was resolved.
-func (s *subject) revisionOf(t *bucket.Terms) *revision { return &s.rule.revisions[t.Era] }
+func (s *subject) revisionOf(t *bucket.Terms) *revision { return &s.rule.revisions[t.Revision] }
 
 // madeElsewhere is the policy of a limit of which only the terms of its rows are known.
 type madeElsewhere struct {

@@ -190,7 +190,8 @@ func checkChange(from, to Limit, change bucket.Change) error {
 	before, after := from.definition(), to.definition()
 	switch was, is := kindOf(&before.terms), kindOf(&after.terms); {
 	case was != is && change != bucket.Reset:
-		return fmt.Errorf("it changes the kind from %s to %s; set OnChange to reset, which fills the bucket, or keep the kind", was, is)
+		return fmt.Errorf("it changes the kind from %s to %s; set OnChange to reset, which fills the bucket, or keep the "+
+			"kind", was, is)
 	case before.shards != after.shards && change != bucket.Reset:
 		return fmt.Errorf("it changes Shards from %d to %d; keep Shards as it is, or set OnChange to reset, which fills "+
 			"the bucket", before.shards, after.shards)
@@ -243,12 +244,12 @@ func (r *Ruling) link(changes []bucket.Change) {
 	}
 	apart := slices.Clone(r.revisions)
 	for i, e := range apart {
-		revisions := make([]bucket.Era, len(apart))
+		revisions := make([]bucket.Revision, len(apart))
 		for j, of := range apart {
 			terms := timesTokens(of.limit.terms(), float64(of.limit.definition().shards)/float64(e.limit.definition().shards))
-			revisions[j] = bucket.Era{From: of.from, Terms: terms, Change: changes[j]}
+			revisions[j] = bucket.Revision{From: of.from, Terms: terms, Change: changes[j]}
 		}
-		r.revisions[i].limit = limitOf(r.limit, e.limit.Policy(), bucket.NewEras(revisions).Holding(e.from))
+		r.revisions[i].limit = limitOf(r.limit, e.limit.Policy(), bucket.NewRevisions(revisions).Holding(e.from))
 	}
 }
 
@@ -293,7 +294,7 @@ func (p *plan) pause(decides bool) {
 		answer := State{Limit: s.limit, Allowed: true, NotAsked: true}
 		s.tell(&answer, nil)
 		if until := s.pausedUntil; p.isBarred(at) {
-			wait := time.Duration(min(until-p.now, bucket.Horizon))*time.Microsecond - p.asks[at].Within
+			wait := time.Duration(min(until-p.now, bucket.Horizon))*time.Microsecond - p.asks[at].MaxWait
 			answer.Allowed, answer.Mode, answer.RetryAfter, answer.ResetAfter = false, On, wait, wait
 			answer.PausedUntil, answer.PauseReason = time.UnixMicro(until), s.rule.config.PauseReason
 		}
@@ -307,7 +308,7 @@ func (p *plan) pause(decides bool) {
 // isBarred reports whether the pause of a bucket refuses the call. A reservation waits for the end of the pause if it
 // may.
 func (p *plan) isBarred(i int) bool {
-	until, within := p.of[i].pausedUntil, p.asks[i].Within.Microseconds()
+	until, within := p.of[i].pausedUntil, p.asks[i].MaxWait.Microseconds()
 	return until > max(p.now, 0) && (!p.reserves || within > 0 && until-p.now > within)
 }
 
@@ -332,7 +333,8 @@ func (p *plan) release(i int, answer State) {
 		}
 	}
 	a := &p.asks[i]
-	a.Cost, a.Lowest, a.MayOwe, a.Within, a.Unenforced, p.of[i].released = 0, -math.MaxFloat64, false, 0, true, true
+	a.Cost, a.MinBalance, a.AllowDebt, a.MaxWait = 0, -math.MaxFloat64, false, 0
+	a.Unenforced, p.of[i].released = true, true
 }
 
 // drop deletes released asks, unless the call reserves.
@@ -399,7 +401,7 @@ func (p *plan) withoutShadows(refused []int, answers []bucket.Answer) plan {
 	left.now = answers[0].Now
 	for _, i := range refused {
 		var state State
-		p.setState(&state, i, &answers[i], &bucket.Content{})
+		p.setState(&state, i, &answers[i], &bucket.Snapshot{})
 		left.release(i, state)
 	}
 	left.drop()

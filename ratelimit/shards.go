@@ -45,7 +45,7 @@ func shardOf(n, row int) int32 {
 
 // timesTokens returns the terms with their numbers of tokens multiplied: by n from a row to its bucket, by 1/n back.
 func timesTokens(t bucket.Terms, n float64) bucket.Terms {
-	t.Capacity, t.Rate, t.MaxOwed = t.Capacity*n, t.Rate*n, t.MaxOwed*n
+	t.Capacity, t.Rate, t.MaxDebt = t.Capacity*n, t.Rate*n, t.MaxDebt*n
 	return t
 }
 
@@ -55,7 +55,7 @@ func (p *plan) split() {
 	for i := range p.asks {
 		a, s := &p.asks[i], &p.of[i]
 		n := float64(s.shards)
-		a.Terms, a.Lowest = timesTokens(a.Terms, 1/n), a.Lowest/n
+		a.Terms, a.MinBalance = timesTokens(a.Terms, 1/n), a.MinBalance/n
 		if s.together = n > 1 && (p.reserves || a.Cost > a.Terms.Capacity); s.together {
 			a.Cost /= n
 		}
@@ -134,7 +134,8 @@ func (c *call) askSome(look bool, send func(*store.Call) error) (short bool, err
 	for i, end := range ends {
 		a, s := &c.plan.asks[i], &c.plan.of[i]
 		told := first + s.sumUp(rows[first:end], part.Answers[first:end], taken)
-		a.Terms, a.Lowest, c.Answers[i] = rows[told].Terms, rows[told].Lowest, part.Answers[told] // of the revision that holds
+		// those of the revision that holds
+		a.Terms, a.MinBalance, c.Answers[i] = rows[told].Terms, rows[told].MinBalance, part.Answers[told]
 		short = short || !c.Answers[i].Allowed && end-first < s.shards
 		if end-first == s.shards {
 			s.row = told - first
@@ -192,8 +193,8 @@ func (p *plan) charge(ctx context.Context, s *store.Session, amounts []float64, 
 		}
 		return s.Charge(ctx, c)
 	}
-	return s.ChargeLocked(ctx, rows, func(page *bucket.Page) (c store.Charge) {
-		tokens := func(a *bucket.Ask) float64 { return a.Terms.Kind.Tokens(a.Terms, page.State(a), page.Now) }
+	return s.ChargeLocked(ctx, rows, func(ledger *bucket.Ledger) (c store.Charge) {
+		tokens := func(a *bucket.Ask) float64 { return a.Terms.Kind.Tokens(a.Terms, ledger.State(a), ledger.Now) }
 		first := 0
 		for i, end := range ends {
 			left, order := amounts[i], slices.Clone(rows[first:end])

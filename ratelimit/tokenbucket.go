@@ -144,7 +144,7 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 	switch {
 	case maxReserved == NoReservations || maxReserved == None:
 	case maxReserved == 0:
-		t.MaxOwed = most
+		t.MaxDebt = most
 	case !(maxReserved >= bucket.MinTokens && maxReserved <= bucket.MaxTokens):
 		return bucket.Terms{}, fmt.Errorf("its MaxReserved is %v; it must be from %g to %g tokens, or 0 for no bound, or "+
 			"None or NoReservations", maxReserved, bucket.MinTokens, bucket.MaxTokens)
@@ -153,9 +153,9 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 			fmt.Errorf("its MaxReserved %v takes over 100 years to repay at %s; lower it or raise the Rate", maxReserved,
 				words.Rate(rate, period))
 	default:
-		t.MaxOwed = maxReserved
+		t.MaxDebt = maxReserved
 	}
-	if t.MaxOwed == 0 && t.Capacity == 0 {
+	if t.MaxDebt == 0 && t.Capacity == 0 {
 		return bucket.Terms{}, errors.New("its Capacity is None, and its MaxReserved None or NoReservations, which admits " +
 			"nothing; drop one of the two")
 	}
@@ -180,7 +180,7 @@ type bucketText struct {
 	Rate        float64  `json:"rate"`
 	Period      span     `json:"period"`
 	Capacity    *amount  `json:"capacity,omitempty"`
-	MaxReserved *maxOwed `json:"max_reserved,omitempty"`
+	MaxReserved *maxDebt `json:"max_reserved,omitempty"`
 	Shards      int      `json:"shards,omitempty"`
 }
 

@@ -225,8 +225,9 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *txq
 	return pgerr.Code(err) == codeIdleInTransaction, err
 }
 
-// isUnsent reports whether pgx refused to send a batch, because an argument can't be encoded, and closed the connection.
-// A batch whose statements can't be prepared is such an error, too, but then the connection may have been lost.
+// isUnsent reports whether pgx refused to send a batch, because an argument can't be encoded, and closed the
+// connection. A batch whose statements can't be prepared is such an error, too, but then the connection may have been
+// lost.
 func isUnsent(err error) bool {
 	var unsent pgx.ErrPreprocessingBatch
 	return errors.As(err, &unsent) && strings.HasPrefix(unsent.Error(), "error preprocessing batch (build)")
@@ -278,7 +279,7 @@ type ownedTx struct {
 func (tx *ownedTx) Unwrap() pgx.Tx { return tx.Tx }
 
 // Engine returns the engine of the store's rows, or nil on Postgres.
-func (tx *ownedTx) Engine() store.Pages { return store.EngineOf(tx.Tx) }
+func (tx *ownedTx) Engine() store.Ledgers { return store.EngineOf(tx.Tx) }
 
 // Begin begins a nested transaction, which is a savepoint. Its changes are undone if it or its parent rolls back.
 func (tx *ownedTx) Begin(ctx context.Context) (pgx.Tx, error) {

@@ -19,7 +19,7 @@ type Value struct {
 	// AsOf is the time of the reading on the database's clock.
 	AsOf time.Time
 
-	held *bucket.Content // nil for the zero Value
+	held *bucket.Snapshot // nil for the zero Value
 }
 
 // At returns the number of tokens at another instant if no more are taken, up to the capacity. Instants before the last
@@ -131,7 +131,7 @@ func (r Request) FullValue(instant time.Time) Value {
 	now := clampInstant(instant)
 	ask := bucket.Ask{Terms: timesTokens(r.limit.termsFor(r.key).On(now), float64(r.limit.definition().shards))}
 	answer := bucket.Answer{Now: now, State: ask.Terms.Full(now)}
-	return stateOf(r.limit, &ask, &answer, &bucket.Content{}).Value
+	return stateOf(r.limit, &ask, &answer, &bucket.Snapshot{}).Value
 }
 
 // clampInstant returns instant in microseconds since 1970, limited to the range of a row.

@@ -156,7 +156,7 @@ func (tx *callersTx) Identity() any { return tx.of }
 
 // Engine returns the transaction of package ratelimittest that the caller's is one of, for a Limiter in memory, which
 // is all that asks.
-func (tx *callersTx) Engine() store.Pages { return engineOf(tx.of) }
+func (tx *callersTx) Engine() store.Ledgers { return engineOf(tx.of) }
 
 // refusing is the runner for a value that is not a transaction.
 func refusing(tx Tx) runner {

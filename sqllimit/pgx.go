@@ -99,14 +99,14 @@ type visit struct {
 	seen    bool
 	answers []answer
 	err     error
-	engine  store.Pages // nil: the connection is none of package ratelimittest
+	engine  store.Ledgers // nil: the connection is none of package ratelimittest
 }
 
 // VisitEngine is called by package ratelimittest, in place of both.
-func (v *visit) VisitEngine(engine store.Pages) { v.engine = engine }
+func (v *visit) VisitEngine(engine store.Ledgers) { v.engine = engine }
 
 // engineOf returns the transaction in memory that tx is one of, and nil when it is none. It sends nothing.
-func engineOf(tx Tx) store.Pages {
+func engineOf(tx Tx) store.Ledgers {
 	if isPool(tx) {
 		return nil
 	}

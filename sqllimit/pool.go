@@ -35,8 +35,8 @@ func newPool(db *sql.DB) *pool {
 }
 
 // Engine returns what the buckets are in when db is one of package ratelimittest, and else nil.
-func (p *pool) Engine() store.Pages {
-	if d, ok := p.db.Driver().(interface{ Engine() store.Pages }); ok {
+func (p *pool) Engine() store.Ledgers {
+	if d, ok := p.db.Driver().(interface{ Engine() store.Ledgers }); ok {
 		return d.Engine()
 	}
 	return nil
@@ -96,7 +96,7 @@ type ownTx struct {
 }
 
 // Engine returns the engine for the driver of the transaction, as pool does.
-func (t *ownTx) Engine() store.Pages { return engineOf(t.tx) }
+func (t *ownTx) Engine() store.Ledgers { return engineOf(t.tx) }
 
 // isDone reports whether the transaction was ended. It sends nothing.
 func (t *ownTx) isDone(ctx context.Context) bool {

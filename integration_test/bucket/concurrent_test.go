@@ -111,7 +111,7 @@ func (h *slotsHistory) acquire(t bucket.Terms, p buckettest.SlotPolicy) {
 	r.State, r.Allowed = buckettest.Take(t, before, h.now, a.Cost, 0)
 	fence, end, wait := h.model.Acquire(h.now, p, slots)
 	require.Equal(h, wait == 0, r.Allowed)
-	o := a.Tell(&r, 0, &bucket.Content{})
+	o := a.Tell(&r, 0, &bucket.Snapshot{})
 	require.Equal(h, wait, o.RetryAfter)
 	require.Equal(h, float64(p.Most-h.model.Held(h.now)), o.Tokens)
 	if !r.Allowed {
@@ -162,8 +162,8 @@ func TestSlotsInErasKeepTheirLeases(t *testing.T) {
 	at, later := opening+minute, opening+2*minute
 	held, _ := buckettest.Take(three, three.Full(opening), opening, 2, 0)
 	of := func(terms bucket.Terms, change bucket.Change) bucket.Terms {
-		eras := bucket.NewEras([]bucket.Era{{Terms: three}, {From: at, Terms: terms, Change: change}})
-		return eras.Holding(later)
+		revisions := bucket.NewRevisions([]bucket.Revision{{Terms: three}, {From: at, Terms: terms, Change: change}})
+		return revisions.Holding(later)
 	}
 	for _, change := range []bucket.Change{bucket.Keep, bucket.Scale, bucket.Add} {
 		lowered := of(one, change)
@@ -185,7 +185,7 @@ func TestSlotsInErasKeepTheirLeases(t *testing.T) {
 	fence := &bucket.Parts{Leases: held.Parts.Leases[:1]}
 	require.Equal(t, bucket.State{Value: 10, TS: at, Capacity: 10, Parts: fence}, of(tokens, bucket.Reset).Settle(held), "the leases ended")
 	spent, _ := buckettest.Take(tokens, tokens.Full(opening), opening, 9, 0)
-	back := bucket.NewEras([]bucket.Era{{Terms: tokens}, {From: at, Terms: three, Change: bucket.Reset}}).Holding(later)
+	back := bucket.NewRevisions([]bucket.Revision{{Terms: tokens}, {From: at, Terms: three, Change: bucket.Reset}}).Holding(later)
 	require.Equal(t, 3.0, buckettest.Tokens(back, back.Settle(spent), later), "tokens that were taken are no slots that are held")
 }
 

@@ -172,8 +172,8 @@ func (p *page) make() error {
 	return err
 }
 
-// drawEra draws an era of a limit. Another kind needs a reset.
-func (p *page) drawEra(d *draw, from time.Time) ratelimit.Revision {
+// drawRevision draws a revision of a limit. Another kind needs a reset.
+func (p *page) drawRevision(d *draw, from time.Time) ratelimit.Revision {
 	e := ratelimit.Revision{
 		EffectiveAt: from, Name: oneOf(d, "", "", "night"), Unit: oneOf(d, "", "mails"),
 		OnChange: oneOf(d, "", ratelimit.KeepTokens, ratelimit.ScaleTokens, ratelimit.AddTokens, ratelimit.ResetTokens),
@@ -194,7 +194,7 @@ func (p *page) drawEra(d *draw, from time.Time) ratelimit.Revision {
 	return e
 }
 
-// latest returns the limit with the policy of the last era.
+// latest returns the limit with the policy of the last revision.
 func (p *page) latest() ratelimit.Limit {
 	if n := len(p.config.Revisions); n > 0 {
 		return p.under(p.config.Revisions[n-1])
@@ -202,7 +202,7 @@ func (p *page) latest() ratelimit.Limit {
 	return p.of.defined[0]
 }
 
-// under returns the limit with the policy of an era.
+// under returns the limit with the policy of a revision.
 func (p *page) under(e ratelimit.Revision) ratelimit.Limit {
 	if e.Policy == nil {
 		return p.of.defined[0]
@@ -224,7 +224,7 @@ func drawPages(d *draw, limits []*limit, keys []string, start time.Time) (pages 
 			from := start
 			for range d.IntN(4) {
 				from = from.Add(time.Microsecond + d.span(20*time.Second))
-				p.config.Revisions = append(p.config.Revisions, p.drawEra(d, from))
+				p.config.Revisions = append(p.config.Revisions, p.drawRevision(d, from))
 			}
 			if d.oneIn(8) {
 				p.config.PausedUntil, p.config.PauseReason = start.Add(d.span(20*time.Second)), oneOf(d, "", "upstream is down")
@@ -238,8 +238,8 @@ func drawPages(d *draw, limits []*limit, keys []string, start time.Time) (pages 
 	return pages, nil
 }
 
-// change changes a rule: another era from now on or from later on, a pause, or the end of one. It returns a text that
-// names the change.
+// change changes a rule: another revision from now on or from later on, a pause, or the end of one. It returns a text
+// that names the change.
 func (p *page) change(d *draw, now time.Time) (text string, err error) {
 	before := p.config
 	switch d.IntN(4) {
@@ -257,9 +257,9 @@ func (p *page) change(d *draw, now time.Time) (text string, err error) {
 		if latest := p.config.Revisions[len(p.config.Revisions)-1].EffectiveAt; !from.After(latest) {
 			from = latest.Add(time.Millisecond)
 		}
-		e := p.drawEra(d, from)
+		e := p.drawRevision(d, from)
 		p.config.Revisions = append(slices.Clip(p.config.Revisions), e)
-		text = fmt.Sprintf("era from now%+d %s %s", from.Sub(now).Microseconds(), e.Mode, e.OnChange)
+		text = fmt.Sprintf("revision from now%+d %s %s", from.Sub(now).Microseconds(), e.Mode, e.OnChange)
 		if e.Policy != nil {
 			text += " " + e.Policy.String()
 		}

@@ -74,7 +74,7 @@ func TestFieldsOmitLimitsThatAreNotEnforced(t *testing.T) {
 	require.Equal(t, "quota-exceeded", answer.Reason)
 }
 
-// mode is an era that keeps the code's policy.
+// mode is a revision that keeps the code's policy.
 func mode(m ratelimit.Mode) ratelimit.Revision { return ratelimit.Revision{Mode: m} }
 
 // TestALimitThatIsOffAllowsAnyCost promises that a limit whose rule is off allows a request of any cost, takes nothing
@@ -197,10 +197,10 @@ func (s stored) RulingFor(limit ratelimit.Limit, plan, _ string) *ratelimit.Ruli
 
 func (stored) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
-// set stores a rule of one era for the keys of a limit that are on a plan.
-func (s stored) set(t *testing.T, limit ratelimit.Limit, plan string, era ratelimit.Revision) {
+// set stores a rule of one revision for the keys of a limit that are on a plan.
+func (s stored) set(t *testing.T, limit ratelimit.Limit, plan string, revision ratelimit.Revision) {
 	t.Helper()
-	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: limit.Name() + "/" + plan, Revisions: []ratelimit.Revision{era}})
+	rule, err := ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: limit.Name() + "/" + plan, Revisions: []ratelimit.Revision{revision}})
 	require.NoError(t, err)
 	s[storedKey{limit.Name(), plan}] = rule
 }

@@ -59,7 +59,7 @@ func (c contract) at(share float64, until int64) *ratelimit.Ruling {
 	return ruling
 }
 
-// policy returns the policy of an revision as a value: its own, or the one of the definition.
+// policy returns the policy of a revision as a value: its own, or the one of the definition.
 func (c contract) policy(own ratelimit.Policy) ratelimit.Policy {
 	if own != nil {
 		if limit, err := ratelimit.NewLimit(c.limit.Name(), own); err == nil {

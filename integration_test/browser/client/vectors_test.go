@@ -279,11 +279,11 @@ func (d *draw) limit(name string) ratelimit.Limit {
 			rate, period = d.between(1e-9, 1e12), time.Duration(d.span(century.Microseconds()))*time.Microsecond
 			capacity = one(d, 0, d.between(1e-9, 1e12))
 		}
-		maxOwed := one(d, 0, 0, ratelimit.None, rate/3, 3, capacity, d.between(1e-9, 1e12))
-		var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity, MaxReserved: maxOwed}
+		maxDebt := one(d, 0, 0, ratelimit.None, rate/3, 3, capacity, d.between(1e-9, 1e12))
+		var policy ratelimit.Policy = ratelimit.TokenBucket{Rate: rate, Period: period, Capacity: capacity, MaxReserved: maxDebt}
 		if d.IntN(2) == 0 {
 			start := one(d, time.Time{}, time.UnixMicro(d.Int64N(1<<53)), time.UnixMicro(-d.Int64N(1<<53)), time.UnixMicro(0))
-			policy = ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: capacity, MaxReserved: maxOwed, Start: start}
+			policy = ratelimit.FixedWindow{Rate: rate, Period: period, Capacity: capacity, MaxReserved: maxDebt, Start: start}
 		}
 		switch d.IntN(6) {
 		case 2:
@@ -310,18 +310,18 @@ func (d *draw) questions(value ratelimit.Value, state int, told int64) (question
 		0, capacity, capacity * d.Float64(), math.Nextafter(capacity, 0), capacity * 0x1p-40, capacity * 0x1p-41,
 		math.Nextafter(capacity, math.Inf(1)), 1, 1e-9, -1,
 	}
-	var maxOwed float64
+	var maxDebt float64
 	_, calendar := value.Limit.Policy().(ratelimit.CalendarWindow)
 	switch policy := value.Limit.Policy().(type) {
 	case ratelimit.TokenBucket:
-		maxOwed = policy.MaxReserved
+		maxDebt = policy.MaxReserved
 	case ratelimit.FixedWindow:
-		maxOwed = policy.MaxReserved
+		maxDebt = policy.MaxReserved
 	case ratelimit.CalendarWindow:
-		maxOwed = policy.MaxReserved
+		maxDebt = policy.MaxReserved
 	}
-	if most := capacity + maxOwed; maxOwed > 0 {
-		costs = append(costs, most, math.Nextafter(most, math.Inf(1)), math.Nextafter(most, 0), most*d.Float64(), most*d.Float64(), maxOwed)
+	if most := capacity + maxDebt; maxDebt > 0 {
+		costs = append(costs, most, math.Nextafter(most, math.Inf(1)), math.Nextafter(most, 0), most*d.Float64(), most*d.Float64(), maxDebt)
 	}
 	ats := []int64{now, now + 1, now - 1, now + d.span(1e6), now + d.span(1e15), now - d.span(1e15), 0, d.Int64N(1 << 52)}
 	for range 6 {
@@ -329,7 +329,7 @@ func (d *draw) questions(value ratelimit.Value, state int, told int64) (question
 		if calendar { // of windows that are over it is not told how long they were
 			at = min(max(at, now), told-1)
 		}
-		ask := func(at int64) { questions = append(questions, question{state, at, cost, maxOwed, value, told}) }
+		ask := func(at int64) { questions = append(questions, question{state, at, cost, maxDebt, value, told}) }
 		ask(at)
 		wait, _ := value.RetryAfter(time.UnixMicro(at), cost)
 		_, reserved := value.Reserve(time.UnixMicro(at), cost)

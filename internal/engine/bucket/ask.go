@@ -29,24 +29,24 @@ func (k Key) Whole() Key {
 
 // Ask is the request of a call to one bucket.
 type Ask struct {
-	Key    Key
-	Terms  Terms
-	Policy any // from which the terms were compiled, for caches of answers: equal policies decide alike
-	Cost   float64
-	Lowest float64 // the least value that may remain
-	Most   float64 // the value up to which a credit may fill the bucket, if that is more than its capacity
+	Key        Key
+	Terms      Terms
+	Policy     any // from which the terms were compiled, for caches of answers: equal policies decide alike
+	Cost       float64
+	MinBalance float64 // the least value that may remain
+	CreditCap  float64 // the value up to which a credit may fill the bucket, if that is more than its capacity
 
-	Within time.Duration // how soon nothing may be owed any more; 0: however late
+	MaxWait time.Duration // how soon nothing may be owed any more; 0: however late
 
 	Unenforced bool // whether the limit refuses and delays no request
-	MayOwe     bool // whether Lowest is what the terms allow to be owed
+	AllowDebt  bool // whether Lowest is what the terms allow to be owed
 }
 
 // SetNow sets the terms that hold at an instant.
 func (a *Ask) SetNow(now int64) {
 	a.Terms = a.Terms.At(now)
-	if a.MayOwe {
-		a.Lowest = -a.Terms.MaxOwed
+	if a.AllowDebt {
+		a.MinBalance = -a.Terms.MaxDebt
 	}
 }
 
@@ -83,14 +83,14 @@ func (a *Ask) ReadyAfter(r Answer) time.Duration {
 
 // isSoonEnough reports whether the bucket, whose row is the one after the ask, owes nothing any more when the ask says.
 func (a *Ask) isSoonEnough(after State, now int64) bool {
-	return a.Within == 0 || a.Terms.wait(after, now, 0, 0) <= a.Within
+	return a.MaxWait == 0 || a.Terms.wait(after, now, 0, 0) <= a.MaxWait
 }
 
 // soonEnoughAfter returns the wait after the answer, a refusal, until the ask is allowed with its Within. Without that
 // it would be allowed after enough.
 func (a *Ask) soonEnoughAfter(r Answer, enough time.Duration) time.Duration {
 	after := a.Terms.Kind.Charge(a.Terms, a.Terms.FixClock(r.State, r.Now), r.Now, a.Cost)
-	wait := max(enough, a.Terms.wait(after, r.Now, 0, 0)-a.Within)
+	wait := max(enough, a.Terms.wait(after, r.Now, 0, 0)-a.MaxWait)
 	for range 2 { // if the wait was rounded, a microsecond more is enough
 		later := r
 		later.Now += wait.Microseconds()
@@ -125,7 +125,7 @@ func TraitsOf(asks []Ask) Traits {
 		a := &asks[i]
 		t.Costless = t.Costless && !(a.Cost > 0)
 		statement := a.Terms.Kind.Statement()
-		if i > 0 && (statement != t.Statement || statement != StepStatement) || a.Within != 0 || a.Cost == 0 &&
+		if i > 0 && (statement != t.Statement || statement != StepStatement) || a.MaxWait != 0 || a.Cost == 0 &&
 			len(asks) > 1 {
 			statement = Locked
 		}
@@ -138,17 +138,19 @@ func TraitsOf(asks []Ask) Traits {
 
 // Tell copies the bucket of the answer into c, with corrected clocks, and returns the result for the caller. lowest
 // must remain.
-func (a *Ask) Tell(r *Answer, lowest float64, c *Content) Told {
+func (a *Ask) Tell(r *Answer, lowest float64, c *Snapshot) Outcome {
 	t := &a.Terms
 	c.Terms, c.State = *t, t.FixClock(r.State, r.Now)
-	told := Told{Content: c, Now: r.Now, Allowed: r.Allowed, Tokens: c.Tokens(r.Now), FullAfter: c.Wait(r.Now, t.Capacity)}
+	outcome := Outcome{
+		Snapshot: c, Now: r.Now, Allowed: r.Allowed, Tokens: c.Tokens(r.Now), FullAfter: c.Wait(r.Now, t.Capacity),
+	}
 	if !r.Allowed {
-		told.RetryAfter = t.wait(c.State, r.Now, a.Cost, lowest)
-		if a.Within > 0 {
-			told.RetryAfter = a.soonEnoughAfter(*r, told.RetryAfter)
+		outcome.RetryAfter = t.wait(c.State, r.Now, a.Cost, lowest)
+		if a.MaxWait > 0 {
+			outcome.RetryAfter = a.soonEnoughAfter(*r, outcome.RetryAfter)
 		}
 	}
-	return told
+	return outcome
 }
 
 // AllCostless reports whether none of the asks takes anything.
@@ -156,15 +158,15 @@ func AllCostless(asks []Ask) bool {
 	return !anyOf(asks, func(a *Ask) bool { return a.Cost > 0 })
 }
 
-// Content is what a bucket holds, and under which terms. Many may share one: it does not change.
-type Content struct {
+// Snapshot is what a bucket holds, and under which terms. Many may share one: it does not change.
+type Snapshot struct {
 	Terms Terms
 	State State
 }
 
-// Told is what a decision says of one bucket.
-type Told struct {
-	*Content
+// Outcome is what a decision says of one bucket.
+type Outcome struct {
+	*Snapshot
 	Now        int64
 	Allowed    bool
 	Tokens     float64       // that are left
@@ -173,14 +175,14 @@ type Told struct {
 }
 
 // Tokens returns what the bucket holds at an instant.
-func (h *Content) Tokens(now int64) float64 { return h.Terms.Kind.Tokens(h.Terms, h.State, now) }
+func (h *Snapshot) Tokens(now int64) float64 { return h.Terms.Kind.Tokens(h.Terms, h.State, now) }
 
 // Wait returns how long it takes from an instant until cost tokens can be taken.
-func (h *Content) Wait(now int64, cost float64) time.Duration {
+func (h *Snapshot) Wait(now int64, cost float64) time.Duration {
 	return h.Terms.wait(h.State, now, cost, 0)
 }
 
 // Answer returns the content of the bucket at an instant. It corrects a wrong clock in the row.
-func (h *Content) Answer(now int64) Answer {
+func (h *Snapshot) Answer(now int64) Answer {
 	return Answer{Now: now, State: h.Terms.FixClock(h.State, now)}
 }

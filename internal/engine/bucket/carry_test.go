@@ -78,11 +78,11 @@ func TestPlansThatAlternateTakeNoMoreThanTheLargestQuota(t *testing.T) {
 				}
 				ask := bucket.Ask{Key: bucket.Key{Name: "quota", Key: "ada"}, Terms: plans[r.IntN(len(plans))], Cost: float64(1 + r.IntN(12))}
 				if ask.Cost = min(ask.Cost, ask.Terms.Capacity); r.IntN(4) == 0 {
-					ask.Lowest = -float64(r.IntN(10))
+					ask.MinBalance = -float64(r.IntN(10))
 				}
 				if len(reserved) > 0 && r.IntN(3) == 0 { // settle one at no more than it cost
 					given := reserved[0].cost * float64(r.IntN(5)) / 4
-					memory.change(ask, now, func(p *bucket.Page, a *bucket.Ask) { p.Charge(a, -given, now) })
+					memory.change(ask, now, func(p *bucket.Ledger, a *bucket.Ask) { p.Charge(a, -given, now) })
 					taken, reserved = taken-given, reserved[1:]
 					continue
 				}
@@ -95,7 +95,7 @@ func TestPlansThatAlternateTakeNoMoreThanTheLargestQuota(t *testing.T) {
 				if r.IntN(2) == 0 {
 					reserved = append(reserved, open{cost: ask.Cost})
 				}
-				require.LessOrEqual(t, taken, largest-min(ask.Lowest, 0)+1e-9, "history %d", history)
+				require.LessOrEqual(t, taken, largest-min(ask.MinBalance, 0)+1e-9, "history %d", history)
 				for _, s := range memory.rows {
 					if s.Capacity > ask.Terms.Capacity {
 						clamped++
@@ -113,8 +113,8 @@ type rows struct{ rows map[bucket.Key]bucket.State }
 
 func newRows() rows { return rows{make(map[bucket.Key]bucket.State)} }
 
-func (m rows) page(asks []bucket.Ask, now int64) *bucket.Page {
-	p := bucket.NewPage(asks)
+func (m rows) ledger(asks []bucket.Ask, now int64) *bucket.Ledger {
+	p := bucket.NewLedger(asks)
 	p.Now = now
 	for i := range p.Rows {
 		s, found := m.rows[p.Rows[i].Key]
@@ -125,21 +125,21 @@ func (m rows) page(asks []bucket.Ask, now int64) *bucket.Page {
 	return p
 }
 
-func (m rows) save(p *bucket.Page) {
+func (m rows) save(p *bucket.Ledger) {
 	p.Changes(func(k bucket.Key, s bucket.State) { m.rows[k] = s })
 }
 
 func (m rows) take(a bucket.Ask, now int64) bucket.Answer {
 	asks := []bucket.Ask{a}
-	p := m.page(asks, now)
+	p := m.ledger(asks, now)
 	answer := p.Take(asks, nil)[0]
 	m.save(p)
 	return answer
 }
 
-func (m rows) change(a bucket.Ask, now int64, change func(p *bucket.Page, a *bucket.Ask)) {
+func (m rows) change(a bucket.Ask, now int64, change func(p *bucket.Ledger, a *bucket.Ask)) {
 	asks := []bucket.Ask{a}
-	p := m.page(asks, now)
+	p := m.ledger(asks, now)
 	change(p, &asks[0])
 	m.save(p)
 }

@@ -104,14 +104,14 @@ func TestFencesGoOnAfterErasOfOtherKinds(t *testing.T) {
 		"Bucket":  {Kind: bucket.Steps{}, Capacity: 10, Rate: 10, Steps: float64(day), Step: 1},
 		"Sliding": {Capacity: 10, Rate: 10, Steps: 4, Step: day / 4, Kind: bucket.Sliding{Slices: 4}},
 	} {
-		eras := bucket.NewEras([]bucket.Era{{Terms: slots}, {From: 10 * day, Terms: between, Change: bucket.Reset}, {From: 20 * day, Terms: slots, Change: bucket.Reset}})
+		revisions := bucket.NewRevisions([]bucket.Revision{{Terms: slots}, {From: 10 * day, Terms: between, Change: bucket.Reset}, {From: 20 * day, Terms: slots, Change: bucket.Reset}})
 		fence := 100 * day // from a clock that was ahead
 		s := bucket.State{Value: 1, TS: 10*day - 1, Parts: &bucket.Parts{Leases: []int64{fence, fence, 11 * day, 2}}}
-		s = eras.Holding(11 * day).Settle(s)
+		s = revisions.Holding(11 * day).Settle(s)
 		require.Empty(t, s.Leases(), name)
-		s, allowed := buckettest.Take(eras.Holding(11*day), s, 11*day, 1, 0)
+		s, allowed := buckettest.Take(revisions.Holding(11*day), s, 11*day, 1, 0)
 		require.True(t, allowed, name)
-		terms := eras.Holding(20 * day)
+		terms := revisions.Holding(20 * day)
 		s, allowed = buckettest.Take(terms, terms.Settle(s), 20*day, 1, 0)
 		require.True(t, allowed, name)
 		require.Greater(t, s.Leases()[0].Fence, fence, name)

@@ -14,15 +14,15 @@ type Past struct {
 // Past returns what to know about a row that was written at ts.
 func (t *Terms) Past(ts int64) (p Past) {
 	since, _ := t.Span()
-	p.From = t.Eras.since(t.Era)
+	p.From = t.Revisions.since(t.Revision)
 	p.Passed = t.between(max(ts, p.From), since)
 	switch {
 	case ts >= p.From:
-	case ts < t.Eras.lastReset(t.Era):
+	case ts < t.Revisions.lastReset(t.Revision):
 		p.Change = Reset.String()
 	default:
-		p.Change = t.Eras.eras[t.Era].Change.String()
-		p.Was = t.Eras.Holding(ts).Seeded(t.Seed).On(p.From - 1)
+		p.Change = t.Revisions.revisions[t.Revision].Change.String()
+		p.Was = t.Revisions.Holding(ts).Seeded(t.Seed).On(p.From - 1)
 		p.WasPassed = p.Was.between(ts, p.From)
 	}
 	return p

@@ -142,11 +142,11 @@ func (r Sliding) Enter(t, before Terms, s State, from int64, change Change) Stat
 
 // CreditUntil implements Kind: the slice in which tokens taken then are counted.
 func (r Sliding) CreditUntil(t Terms, taken int64) int64 {
-	since := t.Eras.since(t.Era)
+	since := t.Revisions.since(t.Revision)
 	if taken >= since {
 		return t.step(taken, 0)
 	}
-	before := t.Eras.Holding(taken)
+	before := t.Revisions.Holding(taken)
 	return t.step(min(before.step(taken, 0)+before.Step-1, since), 0)
 }
 

@@ -246,8 +246,8 @@ func (h *slidingHistory) enter(seen exactWindow) exactWindow {
 	change := buckettest.One(h.src, bucket.Keep, bucket.Add, bucket.Scale, bucket.Reset)
 	from := max(h.now, h.state.TS+1)
 	h.now = from
-	eras := bucket.NewEras([]bucket.Era{{Terms: before}, {From: from, Terms: after, Change: change}})
-	h.state = eras.Holding(from).Settle(h.state)
+	revisions := bucket.NewRevisions([]bucket.Revision{{Terms: before}, {From: from, Terms: after, Change: change}})
+	h.state = revisions.Holding(from).Settle(h.state)
 	require.Equal(h, from, h.state.TS)
 	h.terms = after
 	seen = h.exact.seenBy(before, from)

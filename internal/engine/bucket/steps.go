@@ -23,10 +23,10 @@ func PhaseOf(start, step int64) int64 {
 // that will. A step that had begun before the terms did begins with them.
 func (t *Terms) Begin(now int64) int64 {
 	begin := t.step(now, 0)
-	if t.Eras == nil {
+	if t.Revisions == nil {
 		return begin
 	}
-	return max(begin, t.Eras.since(t.Era))
+	return max(begin, t.Revisions.since(t.Revision))
 }
 
 // Tokens implements Kind. Nothing arrives before TS, so a clock that steps back takes nothing away.
@@ -116,7 +116,7 @@ func (Steps) CreditUntil(t Terms, taken int64) int64 {
 	if t.Step <= 1 {
 		return math.MaxInt64
 	}
-	begin, since := t.step(taken, 0), t.Eras.since(t.Era)
+	begin, since := t.step(taken, 0), t.Revisions.since(t.Revision)
 	if begin < since && t.step(taken, 1) > since { // the terms began in this window
 		return since
 	}

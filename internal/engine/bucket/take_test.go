@@ -51,7 +51,7 @@ func TestALateCreditWritesNoRow(t *testing.T) {
 	t.Parallel()
 	for _, absent := range []bool{false, true} {
 		asks := []bucket.Ask{{Terms: buckettest.FixedWindow(8, time.Hour, 8, opening)}}
-		p := bucket.NewPage(asks)
+		p := bucket.NewLedger(asks)
 		p.Now = opening + int64(3*time.Hour/time.Microsecond)
 		p.Put(0, bucket.State{Value: 1, TS: opening, Capacity: 8}, absent)
 		p.Settle(asks)
@@ -84,7 +84,7 @@ type table map[bucket.Key]bucket.State
 
 // take decides on a call at an instant, as an engine does.
 func (rows table) take(asks []bucket.Ask, now int64) []bucket.Answer {
-	p := bucket.NewPage(asks)
+	p := bucket.NewLedger(asks)
 	p.Now = now
 	for i := range p.Rows {
 		s, found := rows[p.Rows[i].Key]
@@ -121,16 +121,16 @@ func TestAWrongClock(t *testing.T) {
 				require.True(t, memory.take(asks, now+ahead.Microseconds())[0].Allowed, name)
 				asks[0].Terms = c.terms.At(now)
 				refused := memory.take(asks, now)[0]
-				told := asks[0].Tell(&refused, 0, &bucket.Content{})
+				told := asks[0].Tell(&refused, 0, &bucket.Snapshot{})
 				require.False(t, told.Allowed, "%s: a clock that steps back credits nothing", name)
 				require.LessOrEqual(t, told.RetryAfter, c.period+time.Minute, "%s, %v ahead", name, ahead)
 
-				p := bucket.NewPage(asks)
+				p := bucket.NewLedger(asks)
 				p.Now = now
 				p.Put(0, refused.State, false)
 				p.Fill(asks)
 				reset, fresh := p.Take(asks, nil)[0], asks[0].Decide(bucket.Answer{State: asks[0].Terms.Full(now), Now: now})
-				require.Equal(t, asks[0].Tell(&fresh, 0, &bucket.Content{}).FullAfter, asks[0].Tell(&reset, 0, &bucket.Content{}).FullAfter,
+				require.Equal(t, asks[0].Tell(&fresh, 0, &bucket.Snapshot{}).FullAfter, asks[0].Tell(&reset, 0, &bucket.Snapshot{}).FullAfter,
 					"%s, %v ahead: after a reset it is as new", name, ahead)
 			}
 		}
@@ -204,11 +204,11 @@ func TestWithin(t *testing.T) {
 		"NothingOwed":                {tokens, 0, 3, time.Microsecond, 0},
 	} {
 		full := bucket.Answer{Now: opening, State: test.terms.Full(opening)}
-		r := (&bucket.Ask{Terms: test.terms, Cost: test.before, Lowest: -10}).Decide(full)
-		a := bucket.Ask{Terms: test.terms, Cost: test.cost, Lowest: -10, MayOwe: true, Within: test.within}
+		r := (&bucket.Ask{Terms: test.terms, Cost: test.before, MinBalance: -10}).Decide(full)
+		a := bucket.Ask{Terms: test.terms, Cost: test.cost, MinBalance: -10, AllowDebt: true, MaxWait: test.within}
 		r = a.Decide(r)
 		require.Equal(t, test.want == 0, r.Allowed, name)
-		require.Equal(t, test.want, a.Tell(&r, a.Lowest, &bucket.Content{}).RetryAfter, name)
+		require.Equal(t, test.want, a.Tell(&r, a.MinBalance, &bucket.Snapshot{}).RetryAfter, name)
 		if test.want == 0 {
 			require.LessOrEqual(t, a.ReadyAfter(r), test.within, name)
 		} else if test.want < forever {
@@ -229,7 +229,7 @@ const (
 
 // changeAt returns the terms that hold after one change.
 func changeAt(from int64, before, after bucket.Terms, change bucket.Change) bucket.Terms {
-	return bucket.NewEras([]bucket.Era{{Terms: before}, {From: from, Terms: after, Change: change}}).Holding(from)
+	return bucket.NewRevisions([]bucket.Revision{{Terms: before}, {From: from, Terms: after, Change: change}}).Holding(from)
 }
 
 func TestOnChangeSetsTheTokens(t *testing.T) {
@@ -283,7 +283,7 @@ func TestAResetGivesTokensBackOnce(t *testing.T) {
 			ask := bucket.Ask{Terms: changeAt(from, terms, terms, bucket.Reset)}
 			s, allowed := buckettest.Take(terms, terms.Full(opening), opening, 6, 0)
 			require.True(t, allowed, name)
-			p := bucket.NewPage([]bucket.Ask{ask})
+			p := bucket.NewLedger([]bucket.Ask{ask})
 			p.Now = from + minute
 			p.Put(0, s, false)
 			p.Settle([]bucket.Ask{ask})
@@ -300,10 +300,10 @@ func TestACallForSlotsStaysOne(t *testing.T) {
 	t.Parallel()
 	slots := bucket.Terms{Capacity: 3, Rate: 3, Steps: 1, Step: day, Kind: bucket.Concurrent{Lease: day}}
 	tokens, more := buckettest.TokenBucket(10, time.Hour, 10), buckettest.TokenBucket(20, time.Hour, 20)
-	eras := bucket.NewEras([]bucket.Era{{Terms: slots}, {From: day, Terms: tokens, Change: bucket.Reset}, {From: 2 * day, Terms: more}})
-	require.Equal(t, 3.0, eras.Holding(0).At(day).Capacity)
-	require.Equal(t, 10.0, eras.Holding(day).At(0).Capacity)
-	require.Equal(t, 20.0, eras.Holding(day).At(2*day).Capacity)
+	revisions := bucket.NewRevisions([]bucket.Revision{{Terms: slots}, {From: day, Terms: tokens, Change: bucket.Reset}, {From: 2 * day, Terms: more}})
+	require.Equal(t, 3.0, revisions.Holding(0).At(day).Capacity)
+	require.Equal(t, 10.0, revisions.Holding(day).At(0).Capacity)
+	require.Equal(t, 20.0, revisions.Holding(day).At(2*day).Capacity)
 }
 
 // A window takes tokens back until it ends. A bucket takes back no more than its capacity.

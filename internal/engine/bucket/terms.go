@@ -41,16 +41,16 @@ type Terms struct {
 	Steps      float64 // steps in a period
 	Step       int64   // a step's length in microseconds
 	Phase      int64   // the instant the first step begins, less than a Step after MinInstant
-	MaxOwed    float64 // how far below zero a reservation may go
+	MaxDebt    float64 // how far below zero a reservation may go
 	Reserves   bool    // whether reservations are taken at all
 	PhaseByKey bool    // whether Phase is derived from the key
 
 	Windows      Windows // windows whose lengths differ; nil: all are a Step long
 	since, until int64   // the span of Step and Phase, if there are Windows
 
-	Era  int32  // which of the Eras they are
-	Eras *Eras  // the terms that hold at other instants; nil: these hold at all
-	Seed uint64 // what Phase is derived from in each era
+	Revision  int32      // which of the Revisions they are
+	Revisions *Revisions // the terms that hold at other instants; nil: these hold at all
+	Seed      uint64     // what Phase is derived from in each revision
 }
 
 // State is a bucket's row: Value tokens were held at TS, microseconds since 1970, of a full bucket with Capacity. So

@@ -23,7 +23,7 @@ const (
 )
 
 // On returns the terms with the Step and the Phase of an instant, and the span in which these are as exact as the
-// Windows. Another era may be in effect at the instant: see At.
+// Windows. Another revision may be in effect at the instant: see At.
 //
 // Three begins are enough: of the window before, of this one and of the next. In steps of the length of the one before,
 // the span begins with that, and ends with this one. Only if this one is longer, its rest has a span of its own.
@@ -45,9 +45,9 @@ func (t Terms) On(at int64) Terms {
 	return t
 }
 
-// Within returns how far after an instant a server that knows only Step and Phase counts the steps that begin up to a
-// wait after it. Of windows whose lengths differ these are as many at all instants from first to last.
-func (t *Terms) Within(wait time.Duration, now int64) (us, first, last int64) {
+// StepsWithin returns how far after an instant a server that knows only Step and Phase counts the steps that begin up
+// to a wait after it. Of windows whose lengths differ these are as many at all instants from first to last.
+func (t *Terms) StepsWithin(wait time.Duration, now int64) (us, first, last int64) {
 	if us = wait.Microseconds(); t.Windows == nil {
 		return us, 0, 0
 	}
@@ -82,7 +82,7 @@ func (t *Terms) step(at, n int64) int64 {
 }
 
 // between returns how many steps begin after one instant and up to another. An instant inside a step counts as its
-// begin, and a step that an era cut begins with the era.
+// begin, and a step that a revision cut begins with the revision.
 func (t *Terms) between(from, until int64) int64 {
 	if t.covers(from) && t.covers(until) {
 		return (max(t.Begin(until)-from, 0) + t.Step - 1) / t.Step

@@ -30,9 +30,9 @@ func (l *listed) Index(at int64) int64 {
 
 func (*listed) String() string { return "" }
 
-// drawWindows draws an era of days, weeks, months, quarters or years, which begin at midnight by package time. Midnight
-// exists once on each day of the zones.
-func drawWindows(t *testing.T, r *rand.Rand, from int64, change bucket.Change) (bucket.Era, []int64) {
+// drawWindows draws a revision of days, weeks, months, quarters or years, which begin at midnight by package time.
+// Midnight exists once on each day of the zones.
+func drawWindows(t *testing.T, r *rand.Rand, from int64, change bucket.Change) (bucket.Revision, []int64) {
 	t.Helper()
 	zones := []string{"UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Antarctica/Troll", "Asia/Kathmandu"}
 	zone, err := time.LoadLocation(zones[r.IntN(len(zones))])
@@ -54,48 +54,48 @@ func drawWindows(t *testing.T, r *rand.Rand, from int64, change bucket.Change) (
 		}
 	}
 	rate := float64(1 + r.Int64N(20))
-	return bucket.Era{From: from, Change: change, Terms: bucket.Terms{
-		Capacity: rate, Rate: rate, Step: day, Steps: 1, MaxOwed: rate, Reserves: true, Kind: bucket.Steps{}, Windows: &listed{begins},
+	return bucket.Revision{From: from, Change: change, Terms: bucket.Terms{
+		Capacity: rate, Rate: rate, Step: day, Steps: 1, MaxDebt: rate, Reserves: true, Kind: bucket.Steps{}, Windows: &listed{begins},
 	}}, begins
 }
 
 // windowEras are the policies of a limit, each of which takes the place of another at an instant, or at the begin of a
 // window.
 type windowEras struct {
-	list   []bucket.Era
+	list   []bucket.Revision
 	begins [][]int64
 }
 
-func drawEras(t *testing.T, r *rand.Rand) (eras windowEras) {
+func drawEras(t *testing.T, r *rand.Rand) (revisions windowEras) {
 	t.Helper()
-	for from, change := int64(0), bucket.Keep; len(eras.list) == 0 || r.IntN(3) > 0 && len(eras.list) < 4; {
-		era, begins := drawWindows(t, r, from, change)
+	for from, change := int64(0), bucket.Keep; len(revisions.list) == 0 || r.IntN(3) > 0 && len(revisions.list) < 4; {
+		revision, begins := drawWindows(t, r, from, change)
 		if r.IntN(3) == 0 && from > 0 {
-			era.From = begins[slices.IndexFunc(begins, func(at int64) bool { return at > from })]
+			revision.From = begins[slices.IndexFunc(begins, func(at int64) bool { return at > from })]
 		}
-		eras.list, eras.begins = append(eras.list, era), append(eras.begins, begins)
-		from, change = max(era.From, opening)+day+int64(r.Uint64N(uint64(120*day))), []bucket.Change{bucket.Keep, bucket.Carry, bucket.Add, bucket.Reset}[r.IntN(4)]
+		revisions.list, revisions.begins = append(revisions.list, revision), append(revisions.begins, begins)
+		from, change = max(revision.From, opening)+day+int64(r.Uint64N(uint64(120*day))), []bucket.Change{bucket.Keep, bucket.Carry, bucket.Add, bucket.Reset}[r.IntN(4)]
 	}
-	return eras
+	return revisions
 }
 
-func (e windowEras) exactly() buckettest.ExactEras {
-	return buckettest.ExactlyEras(e.list, e.begins...)
+func (e windowEras) exactly() buckettest.ExactRevisions {
+	return buckettest.ExactlyRevisions(e.list, e.begins...)
 }
 
 // next moves the clock: a little, to the next change or beside it, over several, or back. A clock that is wrong by days
-// is drawn where no era begins.
-func (e windowEras) next(r *rand.Rand, era int, now int64) int64 {
+// is drawn where no revision begins.
+func (e windowEras) next(r *rand.Rand, revision int, now int64) int64 {
 	next := now
 	switch r.IntN(8) {
 	case 0, 1:
 		next += int64(r.Uint64N(uint64(day)))
 	case 2, 3:
-		begins := e.begins[era]
+		begins := e.begins[revision]
 		next = begins[slices.IndexFunc(begins, func(at int64) bool { return at > now+1 })] + int64(r.IntN(3)-1)
 	case 4:
-		if era+1 < len(e.list) {
-			next = max(now, e.list[era+1].From+int64(r.IntN(3)-1))
+		if revision+1 < len(e.list) {
+			next = max(now, e.list[revision+1].From+int64(r.IntN(3)-1))
 		}
 	case 5:
 		next += int64(r.Uint64N(uint64(40 * day)))
@@ -117,38 +117,38 @@ func TestWindowsAgreeWithTheExactModel(t *testing.T) {
 		waits, owed := 0, 0
 		for history := range testkit.Sized[uint64](10, 15) {
 			r := rand.New(rand.NewPCG(seed, history))
-			eras := drawEras(t, r)
-			memory, model, now := table{}, buckettest.NewExactBucket(eras.exactly()), opening+int64(r.Uint64N(uint64(day)))
+			revisions := drawEras(t, r)
+			memory, model, now := table{}, buckettest.NewExactBucket(revisions.exactly()), opening+int64(r.Uint64N(uint64(day)))
 			for step := range 200 {
 				if step == 100 && r.IntN(2) == 0 && model.IsThere() { // another definition in the code
-					eras = drawEras(t, r)
-					model.Redefine(eras.exactly())
+					revisions = drawEras(t, r)
+					model.Redefine(revisions.exactly())
 				}
-				now = eras.next(r, model.Eras.At(now), now)
-				ask := bucket.Ask{Key: bucket.Key{Name: "limit"}, Terms: bucket.NewEras(eras.list).Holding(opening).At(now)}
-				ask.Cost, ask.Lowest = float64(r.Int64N(12)), float64(-r.Int64N(3)*r.Int64N(30))
+				now = revisions.next(r, model.Revisions.At(now), now)
+				ask := bucket.Ask{Key: bucket.Key{Name: "limit"}, Terms: bucket.NewRevisions(revisions.list).Holding(opening).At(now)}
+				ask.Cost, ask.MinBalance = float64(r.Int64N(12)), float64(-r.Int64N(3)*r.Int64N(30))
 				answer := memory.take([]bucket.Ask{ask}, now)[0]
 				before := model.Clone()
 				at, _ := model.Bring(answer.Now)
 				require.Equal(t, at, answer.Now, "history %d, step %d", history, step)
 				require.True(t, at >= now && at <= now+minute)
-				spare := buckettest.Spare(model.Tokens(at), ask.Cost, ask.Lowest)
+				spare := buckettest.Spare(model.Tokens(at), ask.Cost, ask.MinBalance)
 				require.Equal(t, spare >= 0, answer.Allowed, "history %d, step %d", history, step)
 				if answer.Allowed {
 					model.Spend(ask.Cost, at)
 				}
 				ask.Terms = ask.Terms.At(at)
-				outlook := ask.Tell(&answer, ask.Lowest, &bucket.Content{})
+				outlook := ask.Tell(&answer, ask.MinBalance, &bucket.Snapshot{})
 				require.Zero(t, buckettest.Off(outlook.Tokens, model.Tokens(at)), "history %d, step %d", history, step)
 				if wait := outlook.RetryAfter.Microseconds(); !answer.Allowed && at+wait < opening+600*day {
-					require.GreaterOrEqual(t, buckettest.Spare(model.Tokens(at+wait), ask.Cost, ask.Lowest), 0.0)
-					require.Less(t, buckettest.Spare(model.Tokens(at+wait-1), ask.Cost, ask.Lowest), 0.0)
+					require.GreaterOrEqual(t, buckettest.Spare(model.Tokens(at+wait), ask.Cost, ask.MinBalance), 0.0)
+					require.Less(t, buckettest.Spare(model.Tokens(at+wait-1), ask.Cost, ask.MinBalance), 0.0)
 					waits++
 				}
 				if outlook.Tokens < 0 {
 					owed++
 				}
-				if ask.Cost == 0 || !answer.Allowed && len(eras.list) > 1 && !before.IsWrong(at) { // which writes nothing, but a right clock in place of a wrong one
+				if ask.Cost == 0 || !answer.Allowed && len(revisions.list) > 1 && !before.IsWrong(at) { // which writes nothing, but a right clock in place of a wrong one
 					model = before
 				}
 			}

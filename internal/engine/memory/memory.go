@@ -1,5 +1,5 @@
 // Package memory keeps buckets and reservations in memory, for the tests of users and for simulations. It replaces
-// Postgres under package store, with rows, row locks and transactions, and makes no decisions. See store.Pages.
+// Postgres under package store, with rows, row locks and transactions, and makes no decisions. See store.Ledgers.
 //
 // Transactions are READ COMMITTED. Other transactions see the writes of a transaction once it has committed. A
 // transaction that locks a row of another waits for the end of that transaction, in the order of arrival. A deadlock is
@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
-// DB is a database in memory. Its methods are the methods of store.Pages outside a transaction.
+// DB is a database in memory. Its methods are the methods of store.Ledgers outside a transaction.
 type DB struct {
 	mu           sync.Mutex
 	buckets      map[bucket.Key]bucket.State

@@ -47,7 +47,7 @@ func NewPool(sql SQL) Pool {
 }
 
 // Engine returns the Engine for calls outside a transaction.
-func (p Pool) Engine() store.Pages { return &Tx{DB: p.db, alone: true} }
+func (p Pool) Engine() store.Ledgers { return &Tx{DB: p.db, alone: true} }
 
 // Count returns the number of rows of buckets.
 func (p Pool) Count() int {
@@ -85,7 +85,7 @@ type pgxTx struct {
 }
 
 // Engine returns the transaction as the store has it.
-func (p *pgxTx) Engine() store.Pages { return p.tx }
+func (p *pgxTx) Engine() store.Ledgers { return p.tx }
 
 // Begin begins a nested transaction.
 func (p *pgxTx) Begin(ctx context.Context) (pgx.Tx, error) {

@@ -45,7 +45,7 @@ func (c *connector) Driver() driver.Driver { return c }
 func (c *connector) Open(string) (driver.Conn, error) { return c.Connect(context.Background()) }
 
 // Engine returns the Engine for calls outside a transaction.
-func (c *connector) Engine() store.Pages { return &Tx{DB: c.db, alone: true} }
+func (c *connector) Engine() store.Ledgers { return &Tx{DB: c.db, alone: true} }
 
 // sqlConn is a connection, and the transaction that was begun on it.
 type sqlConn struct {
@@ -65,7 +65,7 @@ type savepoint struct {
 
 // Visitor is a parameter that wants the Engine of the connection that it is given to, and no statement sent.
 type Visitor interface {
-	VisitEngine(engine store.Pages)
+	VisitEngine(engine store.Ledgers)
 }
 
 // errVisited ends the statement of a Visitor.

@@ -13,8 +13,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
-// Tx is a transaction as store.Pages, for one goroutine at a time. It also serves calls outside a transaction that lock
-// and write nothing.
+// Tx is a transaction as store.Ledgers, for one goroutine at a time. It also serves calls outside a transaction that
+// lock and write nothing.
 type Tx struct {
 	*DB
 
@@ -101,7 +101,7 @@ func (tx *Tx) Read(_ context.Context, u *store.Unit, rows []bucket.Ask) ([]bucke
 }
 
 // Lock locks the rows and puts their states. The instant is taken before it waits, as in a statement.
-func (tx *Tx) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, mark bool) error {
+func (tx *Tx) Lock(ctx context.Context, u *store.Unit, p *bucket.Ledger, mark bool) error {
 	p.Now = u.Instant()
 	err := tx.enter()
 	defer tx.leave()
@@ -123,8 +123,8 @@ func (tx *Tx) Lock(ctx context.Context, u *store.Unit, p *bucket.Page, mark bool
 	return nil
 }
 
-// ChangeFree puts the rows of a page, has change change it, and saves that, unless a transaction holds a row.
-func (tx *Tx) ChangeFree(u *store.Unit, p *bucket.Page, change func()) (done bool) {
+// ChangeFree puts the rows of a ledger, has change change it, and saves that, unless a transaction holds a row.
+func (tx *Tx) ChangeFree(u *store.Unit, p *bucket.Ledger, change func()) (done bool) {
 	p.Now = u.Instant()
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
@@ -141,7 +141,7 @@ func (tx *Tx) ChangeFree(u *store.Unit, p *bucket.Page, change func()) (done boo
 }
 
 // Save writes rows and reservations.
-func (tx *Tx) Save(_ context.Context, _ *store.Unit, p *bucket.Page, made ...store.Record) error {
+func (tx *Tx) Save(_ context.Context, _ *store.Unit, p *bucket.Ledger, made ...store.Record) error {
 	err := tx.enter()
 	defer tx.leave()
 	if err != nil {

@@ -37,14 +37,14 @@ type stripe struct {
 
 // entry is the last known state of one bucket.
 type entry struct {
-	policy  any            // Ask.Policy, to notice that the policy has changed
-	held    bucket.Content // at now, by terms with the bucket's windows
-	now     int64          // on the database's clock
-	cost    float64        // this and every higher cost is refused
-	until   int64          // until then, on the database's clock
-	full    int64          // when the bucket is full if nothing is taken
-	askedAt time.Duration  // before the database answered, and
-	heardAt time.Duration  // after
+	policy  any             // Ask.Policy, to notice that the policy has changed
+	held    bucket.Snapshot // at now, by terms with the bucket's windows
+	now     int64           // on the database's clock
+	cost    float64         // this and every higher cost is refused
+	until   int64           // until then, on the database's clock
+	full    int64           // when the bucket is full if nothing is taken
+	askedAt time.Duration   // before the database answered, and
+	heardAt time.Duration   // after
 }
 
 // New returns a cache for at most that many buckets, and nil for 0.
@@ -68,21 +68,21 @@ func (c *Cache) place(k *bucket.Key) (s *stripe, slot int) {
 }
 
 // Refuse reports whether the cache knows that a call with these asks is refused: all buckets are known, and one of them
-// refuses. It appends the known state of each bucket to told.
-func (c *Cache) Refuse(asks []bucket.Ask, told []bucket.Told) (all []bucket.Told, refused bool) {
+// refuses. It appends the known state of each bucket to outcomes.
+func (c *Cache) Refuse(asks []bucket.Ask, outcomes []bucket.Outcome) (all []bucket.Outcome, refused bool) {
 	if c == nil {
-		return told, false
+		return outcomes, false
 	}
 	for i := range asks {
 		a := &asks[i]
 		e, now := c.find(a)
 		if e == nil {
-			return told, false
+			return outcomes, false
 		}
-		told = append(told, e.tell(a.Cost, now))
+		outcomes = append(outcomes, e.tell(a.Cost, now))
 		refused = refused || a.Cost >= e.cost
 	}
-	return told, refused
+	return outcomes, refused
 }
 
 // find returns the entry of a bucket, and the database's time or a little less: a wait that counts from there is not
@@ -117,18 +117,18 @@ func (c *Cache) find(a *bucket.Ask) (found *entry, now int64) {
 func (e *entry) refuses() bool { return !math.IsInf(e.cost, 1) }
 
 // tell returns the answer to an ask that the entry refuses, or that is refused because of another limit.
-func (e *entry) tell(cost float64, now int64) bucket.Told {
-	told := bucket.Told{
-		Content: &e.held, Now: now, Tokens: e.held.Tokens(now),
+func (e *entry) tell(cost float64, now int64) bucket.Outcome {
+	outcome := bucket.Outcome{
+		Snapshot: &e.held, Now: now, Tokens: e.held.Tokens(now),
 		FullAfter: time.Duration(max(e.full-now, 0)) * time.Microsecond,
 	}
 	if cost == e.cost {
-		told.RetryAfter = time.Duration(e.until-now) * time.Microsecond
+		outcome.RetryAfter = time.Duration(e.until-now) * time.Microsecond
 	} else {
-		told.RetryAfter = e.held.Wait(now, cost)
+		outcome.RetryAfter = e.held.Wait(now, cost)
 	}
-	told.Allowed = told.RetryAfter == 0
-	return told
+	outcome.Allowed = outcome.RetryAfter == 0
+	return outcome
 }
 
 // Sent has the entries of a call before it was sent.
@@ -156,10 +156,10 @@ func (c *Cache) Keep(s Sent, asks []bucket.Ask, answers []bucket.Answer) {
 	for i := range asks {
 		a, r := &asks[i], &answers[i]
 		e := &entry{policy: a.Policy, now: r.Now, cost: math.Inf(1), askedAt: s.at, heardAt: heardAt}
-		told := a.Tell(r, 0, &e.held)
-		e.full = r.Now + told.FullAfter.Microseconds()
+		outcome := a.Tell(r, 0, &e.held)
+		e.full = r.Now + outcome.FullAfter.Microseconds()
 		if !r.Allowed {
-			e.cost, e.until = a.Cost, r.Now+told.RetryAfter.Microseconds()
+			e.cost, e.until = a.Cost, r.Now+outcome.RetryAfter.Microseconds()
 		}
 		c.put(&a.Key, e, s.epochs[i])
 	}

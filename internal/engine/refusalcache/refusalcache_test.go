@@ -38,10 +38,10 @@ func refusedAt(instant time.Time, tokens float64) bucket.Answer {
 }
 
 // knows returns the answer for an ask if the cache refuses it.
-func (c *Cache) knows(a bucket.Ask) (bucket.Told, bool) {
+func (c *Cache) knows(a bucket.Ask) (bucket.Outcome, bool) {
 	told, refused := c.Refuse([]bucket.Ask{a}, nil)
 	if !refused {
-		return bucket.Told{}, false
+		return bucket.Outcome{}, false
 	}
 	return told[0], true
 }

@@ -48,23 +48,23 @@ func (owner) Batched(context.Context, int, time.Duration) {}
 
 // shelf is a bucket of a book.
 type shelf struct {
-	key   bucket.Key
-	terms bucket.Terms
-	list  []bucket.Era
-	eras  *bucket.Eras // nil: the terms change in the code
+	key       bucket.Key
+	terms     bucket.Terms
+	list      []bucket.Revision
+	revisions *bucket.Revisions // nil: the terms change in the code
 }
 
 // book are buckets, reservations of several of them, and the clock.
 type book struct {
-	src     buckettest.Seeded
-	pool    *pgxpool.Pool
-	session *store.Session
-	draw    func(buckettest.Source) bucket.Terms
-	overEra bool
-	shelves []*shelf
-	now     int64
-	ids     []string // of open reservations
-	ended   []string
+	src          buckettest.Seeded
+	pool         *pgxpool.Pool
+	session      *store.Session
+	draw         func(buckettest.Source) bucket.Terms
+	overRevision bool
+	shelves      []*shelf
+	now          int64
+	ids          []string // of open reservations
+	ended        []string
 
 	refused, single, byStatement int // calls; single are those for one bucket
 }
@@ -78,15 +78,15 @@ func TestReservationsAgree(t *testing.T) {
 	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
 		for name, kind := range map[string]struct {
-			draw func(buckettest.Source) bucket.Terms
-			eras bool
+			draw      func(buckettest.Source) bucket.Terms
+			revisions bool
 		}{
 			"Everyday": {buckettest.Everyday, false}, "Extreme": {buckettest.Extreme, false}, "EverydayOverEras": {buckettest.Everyday, true},
 			"Shifts": {buckettest.Shifts, false},
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				h := &book{src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, 0))}, pool: postgrestest.New(t), draw: kind.draw, overEra: kind.eras}
+				h := &book{src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, 0))}, pool: postgrestest.New(t), draw: kind.draw, overRevision: kind.revisions}
 				s := store.New(store.Options{Schema: store.DefaultSchema, AsOf: func() *int64 { return new(h.now) }}).OnPool(h.pool, owner{h.pool})
 				h.session, h.now = &s, buckettest.Opening-buckettest.Minute
 				for i := range 3 {
@@ -108,17 +108,17 @@ func TestReservationsAgree(t *testing.T) {
 // redraw draws the policies.
 func (h *book) redraw() {
 	for _, b := range h.shelves {
-		if b.terms, b.eras = h.draw(h.src), nil; h.overEra {
-			b.list = buckettest.DrawEras(h.src, h.draw)
-			b.eras = bucket.NewEras(b.list)
+		if b.terms, b.revisions = h.draw(h.src), nil; h.overRevision {
+			b.list = buckettest.DrawRevisions(h.src, h.draw)
+			b.revisions = bucket.NewRevisions(b.list)
 		}
 	}
 }
 
 // at returns the terms that hold at an instant.
 func (b *shelf) at(now int64) bucket.Terms {
-	if b.eras != nil {
-		return b.eras.Holding(now)
+	if b.revisions != nil {
+		return b.revisions.Holding(now)
 	}
 	return b.terms.On(now)
 }
@@ -140,7 +140,7 @@ func (h *book) step(t *testing.T) {
 		}
 		h.now = next - int64(h.src.Pick(2))
 	case 4:
-		if b.eras != nil {
+		if b.revisions != nil {
 			if from := buckettest.One(h.src, b.list...).From; from > math.MinInt64 {
 				h.now = from + int64(h.src.Pick(3)-1)
 			}
@@ -226,7 +226,7 @@ func (h *book) end(t *testing.T) {
 			charge.Add(all.Asks[i], all.Amounts[i], all.Taken[i])
 		}
 	}
-	p := h.page(t, charge.Asks)
+	p := h.ledger(t, charge.Asks)
 	for i := range charge.Asks {
 		p.Charge(&charge.Asks[i], charge.Amounts[i], charge.Taken[i])
 	}
@@ -262,7 +262,7 @@ func (h *book) settle(t *testing.T, want *Reservation) {
 	case 1:
 		q.Cost, q.Bucket, q.Terms, q.Free, cost = nil, nil, nil, false, b.Cost
 	case 2:
-		if !h.overEra && terms.Windows == nil {
+		if !h.overRevision && terms.Windows == nil {
 			q.Own, q.Terms, b.Now = true, nil, b.Terms()
 		}
 	}
@@ -272,7 +272,7 @@ func (h *book) settle(t *testing.T, want *Reservation) {
 	}
 	amount := actual - b.Cost
 	charge := want.Charge([]float64{amount})
-	p := h.page(t, charge.Asks)
+	p := h.ledger(t, charge.Asks)
 	if amount != 0 {
 		p.Charge(&charge.Asks[0], charge.Amounts[0], charge.Taken[0])
 	}
@@ -330,12 +330,12 @@ func (h *book) renew(t *testing.T) {
 	byNow{h: h}.Resolve(t.Context(), "", want)
 	asks := want.Asks()
 	for i := range asks {
-		if !(asks[i].Terms.Capacity-asks[i].Cost >= asks[i].Lowest) {
+		if !(asks[i].Terms.Capacity-asks[i].Cost >= asks[i].MinBalance) {
 			return
 		}
 	}
 	starts := h.isStale(want)
-	p := h.page(t, asks)
+	p := h.ledger(t, asks)
 	answers := p.Take(asks, nil)
 	if allowed := bucket.AllAllowed(answers); allowed {
 		for i := range asks {
@@ -394,10 +394,10 @@ func (h *book) start(t *testing.T) {
 	h.requireStored(t, want)
 }
 
-// page returns the page on which Go decides.
-func (h *book) page(t *testing.T, asks []bucket.Ask) *bucket.Page {
+// ledger returns the ledger on which Go decides.
+func (h *book) ledger(t *testing.T, asks []bucket.Ask) *bucket.Ledger {
 	t.Helper()
-	p := bucket.NewPage(asks)
+	p := bucket.NewLedger(asks)
 	p.Now = h.now
 	for i := range p.Rows {
 		var s bucket.State
@@ -429,8 +429,8 @@ func (h *book) in(t *testing.T, call func(s *store.Session) error) {
 	}))
 }
 
-// requireRows compares the rows that have changed with those of a page.
-func (h *book) requireRows(t *testing.T, p *bucket.Page, of string) {
+// requireRows compares the rows that have changed with those of a ledger.
+func (h *book) requireRows(t *testing.T, p *bucket.Ledger, of string) {
 	t.Helper()
 	p.Changes(func(k bucket.Key, want bucket.State) {
 		var got bucket.State
@@ -466,10 +466,10 @@ func (h *book) reserve(t *testing.T) {
 	var asks []bucket.Ask
 	for _, b := range shelves {
 		terms := b.at(resolved)
-		a := bucket.Ask{Key: b.key, Terms: terms, Lowest: -terms.MaxOwed, MayOwe: true, Unenforced: h.src.Pick(5) == 0}
-		a.Cost = (terms.Capacity + min(terms.MaxOwed, 3*terms.Capacity+terms.Rate)) * h.src.Unit() * buckettest.One(h.src, 1, 0.5, 0.1)
+		a := bucket.Ask{Key: b.key, Terms: terms, MinBalance: -terms.MaxDebt, AllowDebt: true, Unenforced: h.src.Pick(5) == 0}
+		a.Cost = (terms.Capacity + min(terms.MaxDebt, 3*terms.Capacity+terms.Rate)) * h.src.Unit() * buckettest.One(h.src, 1, 0.5, 0.1)
 		now := b.at(h.now)
-		if h.src.Pick(4) > 0 && a.Cost > 0 && buckettest.Possible(terms, a.Cost, a.Lowest) && buckettest.Possible(now, a.Cost, -now.MaxOwed) {
+		if h.src.Pick(4) > 0 && a.Cost > 0 && buckettest.Possible(terms, a.Cost, a.MinBalance) && buckettest.Possible(now, a.Cost, -now.MaxDebt) {
 			asks = append(asks, a)
 		}
 	}
@@ -481,7 +481,7 @@ func (h *book) reserve(t *testing.T) {
 		NotBefore: h.now + int64(h.src.Pick(3)-1)*1e6, Plans: slices.Repeat([]string{buckettest.One(h.src, "", "pro")}, len(asks)),
 	}
 	model := slices.Clone(asks)
-	p := h.page(t, model)
+	p := h.ledger(t, model)
 	answers := p.Take(model, nil)
 	c := store.Call{Question: store.Question{Verb: "reserve", Asks: asks, Reserve: &keep}}
 	h.in(t, func(s *store.Session) error { return s.Decide(t.Context(), &c) })

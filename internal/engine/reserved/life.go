@@ -161,8 +161,8 @@ type Turn struct {
 }
 
 // Start starts the work of a reservation if it may run, or returns how long that takes. paused is the end of the pauses
-// of its limits; nil: its row says which they are. lost is taken again under the ID if the reservation was cancelled, or
-// is gone; nil: nothing is.
+// of its limits; nil: its row says which they are. lost is taken again under the ID if the reservation was cancelled,
+// or is gone; nil: nothing is.
 func (l *Life) Start(ctx context.Context, id string, paused *int64, lost *Reservation) (t Turn, err error) {
 	if l.Session.IsInMemory() {
 		return l.startLocked(ctx, id, lost)
@@ -263,10 +263,10 @@ func (l *Life) renew(ctx context.Context, r *Reservation, starts bool) (t Turn, 
 	for i := range asks {
 		a := &asks[i]
 		if bucket.Holds(&a.Terms) { // by now; of slots nothing was reserved
-			a.Cost, a.Lowest, a.MayOwe = 0, -math.MaxFloat64, false
-		} else if !(a.Terms.Capacity-a.Cost >= a.Lowest) {
+			a.Cost, a.MinBalance, a.AllowDebt = 0, -math.MaxFloat64, false
+		} else if !(a.Terms.Capacity-a.Cost >= a.MinBalance) {
 			return t, fmt.Errorf("%w: the reservation cost %v of %q, which now allows at most %v",
-				l.ErrTooMuch, a.Cost, a.Key.Name, a.Terms.Capacity-a.Lowest)
+				l.ErrTooMuch, a.Cost, a.Key.Name, a.Terms.Capacity-a.MinBalance)
 		}
 	}
 	inSQL := l.Session.KeepsInSQL() && r.known != nil && !bucket.AnyHolds(asks)
@@ -286,7 +286,7 @@ func (l *Life) renew(ctx context.Context, r *Reservation, starts bool) (t Turn, 
 	}
 	if t.Reservation = r; !bucket.AllAllowed(answers) {
 		for i := range asks {
-			t.Wait = max(t.Wait, asks[i].Tell(&answers[i], asks[i].Lowest, &bucket.Content{}).RetryAfter)
+			t.Wait = max(t.Wait, asks[i].Tell(&answers[i], asks[i].MinBalance, &bucket.Snapshot{}).RetryAfter)
 		}
 		return t, nil
 	}

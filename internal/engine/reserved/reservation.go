@@ -89,7 +89,7 @@ func (k *Keeping) Record(asks []bucket.Ask, answers []bucket.Answer) store.Recor
 		a, b := &asks[i], &r.Buckets[i]
 		*b = Reserved{Key: a.Key, Cost: a.Cost, PaidUs: paid[i], Owed: owed[i]}
 		b.setTerms(&a.Terms)
-		b.Lowest = a.Lowest
+		b.Lowest = a.MinBalance
 		if i < len(k.Plans) {
 			b.Plan = k.Plans[i]
 		}
@@ -127,7 +127,7 @@ func NewReserved(key bucket.Key, plan string, cost float64, t *bucket.Terms) Res
 
 // setTerms sets the terms under which the bucket was taken from.
 func (b *Reserved) setTerms(t *bucket.Terms) {
-	b.Capacity, b.Rate, b.Steps, b.Lowest = t.Capacity, t.Rate, t.Steps, -t.MaxOwed
+	b.Capacity, b.Rate, b.Steps, b.Lowest = t.Capacity, t.Rate, t.Steps, -t.MaxDebt
 	b.StepUs, b.PhaseUs, b.Calendar = t.Step, t.Phase, ""
 	if t.Windows != nil {
 		b.Calendar = t.Windows.String()
@@ -138,7 +138,7 @@ func (b *Reserved) setTerms(t *bucket.Terms) {
 func (b *Reserved) Terms() bucket.Terms {
 	return bucket.Terms{
 		Kind: bucket.Steps{}, Capacity: b.Capacity, Rate: b.Rate, Steps: b.Steps, Step: b.StepUs, Phase: b.PhaseUs,
-		MaxOwed: -b.Lowest, Reserves: true,
+		MaxDebt: -b.Lowest, Reserves: true,
 	}
 }
 
@@ -148,7 +148,7 @@ func ReadyAt(asks []bucket.Ask, answers []bucket.Answer, notBefore int64) (paid 
 	ready = max(answers[0].Now, notBefore)
 	for i := range asks {
 		paid = append(paid, answers[0].Now+asks[i].ReadyAfter(answers[i]).Microseconds())
-		owed = append(owed, max(0, -asks[i].Tell(&answers[i], 0, &bucket.Content{}).Tokens))
+		owed = append(owed, max(0, -asks[i].Tell(&answers[i], 0, &bucket.Snapshot{}).Tokens))
 		if !asks[i].Unenforced {
 			ready = max(ready, paid[i])
 		}
@@ -172,7 +172,9 @@ func (r *Reservation) Asks() []bucket.Ask {
 	asks := make([]bucket.Ask, len(r.Buckets))
 	for i := range asks {
 		b := &r.Buckets[i]
-		asks[i] = bucket.Ask{Key: b.Key, Terms: b.Now, Cost: b.Cost, Lowest: -b.Now.MaxOwed, MayOwe: true, Most: b.Capacity}
+		asks[i] = bucket.Ask{
+			Key: b.Key, Terms: b.Now, Cost: b.Cost, MinBalance: -b.Now.MaxDebt, AllowDebt: true, CreditCap: b.Capacity,
+		}
 	}
 	return asks
 }

@@ -26,10 +26,10 @@ func record(t *testing.T, keep Keeping, asks []bucket.Ask, answers []bucket.Answ
 // bucket gives back to the step in which it owed nothing itself.
 func TestAReservationIsReadyOnceItsTokensAreRepaid(t *testing.T) {
 	t.Parallel()
-	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000, MaxOwed: 10, Reserves: true}
+	terms := bucket.Terms{Kind: bucket.Steps{}, Capacity: 10, Rate: 1, Steps: 1, Step: 1_000_000, MaxDebt: 10, Reserves: true}
 	asks, answers := make([]bucket.Ask, 2), make([]bucket.Answer, 2)
 	for i, owed := range []float64{5, 2} {
-		asks[i] = bucket.Ask{Key: bucket.Key{Name: "slots", Key: []string{"ada", "bob"}[i]}, Terms: terms, Cost: 1, Lowest: -10}
+		asks[i] = bucket.Ask{Key: bucket.Key{Name: "slots", Key: []string{"ada", "bob"}[i]}, Terms: terms, Cost: 1, MinBalance: -10}
 		answers[i] = bucket.Answer{Allowed: true, Now: opening, State: bucket.State{Value: -owed, TS: opening}}
 	}
 	ready := opening + 5*time.Second.Microseconds()

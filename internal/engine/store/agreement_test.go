@@ -20,19 +20,19 @@ import (
 
 // history is a kind of random history.
 type history struct {
-	draw    func(buckettest.Source) bucket.Terms
-	decides bool // statements decide on all rows
-	eras    bool // the policies change by eras; otherwise they change in the code
-	busy    bool // no bucket is idle for a period, so that a window drops its oldest totals
+	draw      func(buckettest.Source) bucket.Terms
+	decides   bool // statements decide on all rows
+	revisions bool // the policies change by revisions; otherwise they change in the code
+	busy      bool // no bucket is idle for a period, so that a window drops its oldest totals
 }
 
 // twin is a bucket that exists twice.
 type twin struct {
-	key   string
-	terms bucket.Terms
-	list  []bucket.Era // nil: no eras
-	eras  *bucket.Eras
-	row   bucket.State // as last found
+	key       string
+	terms     bucket.Terms
+	list      []bucket.Revision // nil: no revisions
+	revisions *bucket.Revisions
+	row       bucket.State // as last found
 }
 
 // twins are buckets that exist twice. Statements decide on one of the two, and Go decides on the locked row of the
@@ -65,10 +65,10 @@ func TestFunctionsAgree(t *testing.T) {
 		for name, kind := range map[string]history{
 			"Everyday":         {draw: buckettest.Everyday, decides: true},
 			"Extreme":          {draw: buckettest.Extreme, decides: true},
-			"EverydayOverEras": {draw: buckettest.Everyday, eras: true},
+			"EverydayOverEras": {draw: buckettest.Everyday, revisions: true},
 			"Shifts":           {draw: buckettest.Shifts},
 			"Windows":          {draw: drawWindow},
-			"WindowsOverEras":  {draw: drawWindow, eras: true},
+			"WindowsOverEras":  {draw: drawWindow, revisions: true},
 			"BusyWindows":      {draw: func(buckettest.Source) bucket.Terms { return sliding(10, 5000, 10) }, busy: true},
 		} {
 			t.Run(name, func(t *testing.T) {
@@ -86,7 +86,7 @@ func TestFunctionsAgree(t *testing.T) {
 				for range steps {
 					h.step(t)
 				}
-				if !h.eras {
+				if !h.revisions {
 					require.Greater(t, h.byStatement, h.calls/4)
 				}
 				if h.busy {
@@ -99,16 +99,16 @@ func TestFunctionsAgree(t *testing.T) {
 
 // redraw draws the policies of a bucket.
 func (h *twins) redraw(b *twin) {
-	if b.terms = h.draw(h.src); h.eras {
-		b.list = buckettest.DrawEras(h.src, h.draw)
-		b.eras = bucket.NewEras(b.list)
+	if b.terms = h.draw(h.src); h.revisions {
+		b.list = buckettest.DrawRevisions(h.src, h.draw)
+		b.revisions = bucket.NewRevisions(b.list)
 	}
 }
 
 // at returns the terms of the bucket that hold at an instant.
 func (b *twin) at(now int64) bucket.Terms {
-	if b.eras != nil {
-		return b.eras.Holding(now)
+	if b.revisions != nil {
+		return b.revisions.Holding(now)
 	}
 	return b.terms.On(now)
 }
@@ -122,7 +122,7 @@ func (h *twins) step(t *testing.T) {
 	if h.src.Pick(25) == 0 {
 		h.disturb(t, b)
 	}
-	if h.src.Pick(40) == 0 && !h.eras && !h.busy {
+	if h.src.Pick(40) == 0 && !h.revisions && !h.busy {
 		h.redraw(b)
 	}
 	var fast, general []bucket.Ask
@@ -149,9 +149,9 @@ func (h *twins) step(t *testing.T) {
 // give.
 func (h *twins) ask(b *twin, terms bucket.Terms) bucket.Ask {
 	now := terms.At(h.now)
-	a := bucket.Ask{Key: bucket.Key{Key: b.key}, Terms: terms, Lowest: -min(terms.MaxOwed, now.MaxOwed) * float64(h.src.Pick(2))}
-	room := buckettest.Tokens(now, now.Carry(b.row), h.now) - a.Lowest
-	most := min(terms.Capacity, now.Capacity) - a.Lowest
+	a := bucket.Ask{Key: bucket.Key{Key: b.key}, Terms: terms, MinBalance: -min(terms.MaxDebt, now.MaxDebt) * float64(h.src.Pick(2))}
+	room := buckettest.Tokens(now, now.Carry(b.row), h.now) - a.MinBalance
+	most := min(terms.Capacity, now.Capacity) - a.MinBalance
 	switch h.src.Pick(8) {
 	case 0:
 		a.Cost = buckettest.One(h.src, room, math.Nextafter(room, math.Inf(1)))
@@ -162,12 +162,12 @@ func (h *twins) ask(b *twin, terms bucket.Terms) bucket.Ask {
 	default:
 		a.Cost = most * h.src.Unit() * buckettest.One(h.src, 1, 0.3, 0.05)
 	}
-	if !buckettest.Possible(terms, a.Cost, a.Lowest) || !buckettest.Possible(now, a.Cost, a.Lowest) {
+	if !buckettest.Possible(terms, a.Cost, a.MinBalance) || !buckettest.Possible(now, a.Cost, a.MinBalance) {
 		a.Cost = 0
 	}
-	if a.Lowest < 0 && h.src.Pick(3) == 0 {
+	if a.MinBalance < 0 && h.src.Pick(3) == 0 {
 		wait := max(buckettest.Wait(now, now.Kind.Charge(now, now.FixClock(now.Carry(b.row), h.now), h.now, a.Cost), h.now, 0, 0), time.Millisecond)
-		a.Within = buckettest.One(h.src, wait, wait-time.Microsecond, time.Duration(h.src.Unit()*2*float64(wait)).Truncate(time.Microsecond)+time.Microsecond)
+		a.MaxWait = buckettest.One(h.src, wait, wait-time.Microsecond, time.Duration(h.src.Unit()*2*float64(wait)).Truncate(time.Microsecond)+time.Microsecond)
 	}
 	return a
 }
@@ -193,7 +193,7 @@ func (h *twins) advance(b *twin) {
 	case 8: // back to the end of the tolerance
 		h.now = b.row.TS - buckettest.Minute + int64(h.src.Pick(4)-1)
 	case 9:
-		if h.eras {
+		if h.revisions {
 			if from := buckettest.One(h.src, b.list...).From; from > math.MinInt64 {
 				h.now = from + int64(h.src.Pick(3)-1)
 			}
@@ -204,7 +204,7 @@ func (h *twins) advance(b *twin) {
 	switch year := time.UnixMicro(h.now).Year(); {
 	case h.busy:
 		h.now = before + int64((h.src.Unit()*4-0.5)*float64(terms.Step))
-	case h.eras: // a clock that steps back shows whether a full row has been written
+	case h.revisions: // a clock that steps back shows whether a full row has been written
 		h.now = max(h.now, before)
 	case year < 1000 || year > 4000:
 		h.now = opening
@@ -220,7 +220,7 @@ func (h *twins) disturb(t *testing.T, b *twin) {
 	ts := buckettest.One(h.src, h.now, h.now-buckettest.Minute, future, future+1, bucket.MinInstant, bucket.MaxInstant)
 	of := buckettest.One(h.src, capacity, capacity, 2*capacity+1, capacity/2, 0) // of another plan
 	statements := []string{larger, `value = value / 2`, `value = value + 1`, `taken = NULL`, `ts = ts + 7200000000`}
-	if h.eras { // rows of another era
+	if h.revisions { // rows of another revision
 		statements = statements[1:3]
 	}
 	set := buckettest.One(h.src, statements...)
@@ -228,7 +228,7 @@ func (h *twins) disturb(t *testing.T, b *twin) {
 	switch chance := h.src.Pick(3); {
 	case h.busy:
 		_, err = h.pool.Exec(t.Context(), `UPDATE ratelimit.buckets SET `+larger+` WHERE key = $1`, b.key)
-	case h.eras || chance == 0:
+	case h.revisions || chance == 0:
 		_, err = h.pool.Exec(t.Context(), `UPDATE ratelimit.buckets SET `+set+` WHERE key = $1`, b.key)
 	case chance == 1:
 		_, err = h.pool.Exec(t.Context(), `DELETE FROM ratelimit.buckets WHERE key = $1`, b.key)
@@ -246,7 +246,7 @@ func (h *twins) call(t *testing.T, fast, general []bucket.Ask) {
 	switch chance := h.src.Pick(12); {
 	case chance == 0:
 		require.NoError(t, h.session.Fill(t.Context(), fast))
-		h.session.changeInGo(t, h.pool, general, func(p *bucket.Page) { p.Fill(general) })
+		h.session.changeInGo(t, h.pool, general, func(p *bucket.Ledger) { p.Fill(general) })
 	case chance <= 2:
 		h.charge(t, fast, general)
 	case !bucket.AllCostless(fast):
@@ -262,13 +262,13 @@ func (h *twins) charge(t *testing.T, fast, general []bucket.Ask) {
 		charges[n] = Charge{Asks: fast, Amounts: make([]float64, len(fast)), Taken: make([]int64, len(fast))}
 		for i := range fast {
 			terms := fast[i].Terms
-			fast[i].Most = buckettest.One(h.src, 0, 0, 2*terms.Capacity)
+			fast[i].CreditCap = buckettest.One(h.src, 0, 0, 2*terms.Capacity)
 			charges[n].Amounts[i] = fast[i].Cost * float64(h.src.Pick(3)-1)
 			charges[n].Taken[i] = buckettest.One(h.src, bucket.Whenever, h.now, h.now-int64(h.src.Unit()*3*float64(buckettest.Period(terms))))
-			general[i].Most = fast[i].Most
+			general[i].CreditCap = fast[i].CreditCap
 		}
 	}
-	h.session.changeInGo(t, h.pool, general, func(p *bucket.Page) {
+	h.session.changeInGo(t, h.pool, general, func(p *bucket.Ledger) {
 		for _, c := range charges {
 			for i := range general {
 				p.Charge(&general[i], c.Amounts[i], c.Taken[i])
@@ -292,7 +292,7 @@ func (h *twins) take(t *testing.T, fast, general []bucket.Ask) {
 	want := h.session.takeInGo(t, h.pool, general)
 	call := taking(fast...)
 	chosen := call.way
-	batched := h.src.Pick(4) == 0 && fast[0].Lowest == 0
+	batched := h.src.Pick(4) == 0 && fast[0].MinBalance == 0
 	switch {
 	case batched:
 		require.Empty(t, runBatch(t, h.session, call))
@@ -306,7 +306,7 @@ func (h *twins) take(t *testing.T, fast, general []bucket.Ask) {
 			return in.Decide(t.Context(), call)
 		}))
 	}
-	if !batched && !slices.ContainsFunc(fast, func(a bucket.Ask) bool { return a.Within > 0 }) {
+	if !batched && !slices.ContainsFunc(fast, func(a bucket.Ask) bool { return a.MaxWait > 0 }) {
 		h.calls++
 	}
 	if !batched && call.way == byStatement {
@@ -320,7 +320,7 @@ func (h *twins) take(t *testing.T, fast, general []bucket.Ask) {
 	for i := range got {
 		require.Equal(t, want[i].Allowed, got[i].Allowed, "%+v at %d: %+v, and in Go %+v", fast, h.now, got, want)
 		require.Equal(t, want[i].Now, got[i].Now)
-		if terms := fast[i].Terms; !h.eras && !want[i].Allowed {
+		if terms := fast[i].Terms; !h.revisions && !want[i].Allowed {
 			one, other := terms.FixClock(got[i].State, h.now), terms.FixClock(want[i].State, h.now)
 			require.Equal(t, [2]any{other.Value, other.TS}, [2]any{one.Value, one.TS}, "%+v at %d", fast, h.now)
 		}

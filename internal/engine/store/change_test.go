@@ -193,7 +193,7 @@ func TestALoneReserveIsClaimed(t *testing.T) {
 func TestABatchOfReservesIsOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	s, l := newStand(t), still("still", 10)
-	l.terms.MaxOwed = 5
+	l.terms.MaxDebt = 5
 	calls := []*Call{
 		reserving(l.ask("bob", 1)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 8)), reserving(l.ask("ada", 4)), reserving(l.ask("ada", 3)),
 		reserving(l.ask("ada", 1), l.ask("eve", 1)), reserving(l.ask("bob", 1), l.ask("eve", 2)),
@@ -243,8 +243,8 @@ type listener struct {
 
 func (l listener) Batched(_ context.Context, calls int, _ time.Duration) { *l.batched += calls }
 
-// Charges, credits and resets of a batch are one round trip, beside which other calls are decided. One whose row another
-// transaction holds waits alone, and holds no other row meanwhile.
+// Charges, credits and resets of a batch are one round trip, beside which other calls are decided. One whose row
+// another transaction holds waits alone, and holds no other row meanwhile.
 func TestChangesOfABatchAreOneRoundTrip(t *testing.T) {
 	t.Parallel()
 	s, l := newStand(t), still("still", 10)

@@ -96,7 +96,8 @@ type change struct {
 func (c *change) element(same bool, seen *int64, now int64) rowAsk {
 	a, t := c.ask, &c.ask.Terms
 	r := rowAsk{
-		Name: a.Key.Name, Key: a.Key.Key, Shard: a.Key.Shard, Same: same, Verb: c.verb, Amount: c.amount, Lowest: a.Lowest,
+		Name: a.Key.Name, Key: a.Key.Key, Shard: a.Key.Shard, Same: same, Verb: c.verb, Amount: c.amount,
+		Lowest:        a.MinBalance,
 		policyColumns: policyColumns{t.Capacity, t.Rate, t.Steps, slicesOf(t), t.Step, t.Phase},
 	}
 	switch kind, holds := t.Kind.(bucket.Concurrent); {
@@ -105,11 +106,11 @@ func (c *change) element(same bool, seen *int64, now int64) rowAsk {
 	case c.fence > 0: // of a limit that had slots
 		r.LeaseUs, r.Fence = &c.length, c.fence
 	case c.verb == "credit":
-		r.Most, r.UntilUs = a.Most, a.CreditUntil(c.taken)
+		r.Most, r.UntilUs = a.CreditCap, a.CreditUntil(c.taken)
 	}
 	r.SinceUs, r.LastUs = spanOf(t)
-	if a.Within > 0 && r.LeaseUs == nil {
-		within, from, last := t.Within(a.Within, now)
+	if a.MaxWait > 0 && r.LeaseUs == nil {
+		within, from, last := t.StepsWithin(a.MaxWait, now)
 		if r.WithinUs = &within; t.Windows != nil {
 			r.WithinFromUs, r.WithinLastUs = &from, &last
 		}
@@ -412,7 +413,7 @@ func (s *Session) Fill(ctx context.Context, asks []bucket.Ask) error {
 	return s.change(ctx, "reset", changes)
 }
 
-// change makes changes that nothing refuses, by decide_rows_1, or on a page in memory.
+// change makes changes that nothing refuses, by decide_rows_1, or on a ledger in memory.
 func (s *Session) change(ctx context.Context, verb string, changes []change) error {
 	if len(changes) == 0 {
 		return nil
@@ -433,7 +434,7 @@ func (s *Session) change(ctx context.Context, verb string, changes []change) err
 		_, err := s.decideInGeneral(ctx, changes, nil)
 		return err
 	}
-	return s.changeRows(ctx, asks, func(p *bucket.Page) {
+	return s.changeRows(ctx, asks, func(p *bucket.Ledger) {
 		for _, c := range changes {
 			switch c.verb {
 			case "fill":
@@ -447,11 +448,11 @@ func (s *Session) change(ctx context.Context, verb string, changes []change) err
 	})
 }
 
-// ChargeLocked makes a charge that depends on what the rows of asks hold, once, and locks these before. On the page
+// ChargeLocked makes a charge that depends on what the rows of asks hold, once, and locks these before. On the ledger
 // that amounts gets, it may charge them, too.
-func (s *Session) ChargeLocked(ctx context.Context, asks []bucket.Ask, amounts func(p *bucket.Page) Charge) error {
+func (s *Session) ChargeLocked(ctx context.Context, asks []bucket.Ask, amounts func(p *bucket.Ledger) Charge) error {
 	if s.memory != nil {
-		return s.changeRows(ctx, asks, func(p *bucket.Page) {
+		return s.changeRows(ctx, asks, func(p *bucket.Ledger) {
 			c := amounts(p.Clone())
 			for i := range c.Asks {
 				p.Charge(&c.Asks[i], c.Amounts[i], c.Taken[i])
@@ -459,7 +460,7 @@ func (s *Session) ChargeLocked(ctx context.Context, asks []bucket.Ask, amounts f
 		})
 	}
 	return s.ensureTx(ctx, func(tx *Session) error {
-		p := bucket.NewPage(asks)
+		p := bucket.NewLedger(asks)
 		changes := make([]change, len(p.Rows))
 		for i := range p.Rows {
 			changes[i] = change{ask: &p.Rows[i], verb: "lock"}

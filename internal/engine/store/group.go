@@ -15,8 +15,8 @@ type plan struct {
 	hidden   error    // why a look of others may have missed rows; the groups have taken by then
 
 	rows   map[bucket.Key]*row
-	page   bucket.Page // for looks at the rows that were found
-	shared *group      // the calls over several limits that share a bucket with another call
+	ledger bucket.Ledger // for looks at the rows that were found
+	shared *group        // the calls over several limits that share a bucket with another call
 }
 
 // group are calls of a batch that a statement takes for together. It takes for all of them, or for none.
@@ -188,7 +188,7 @@ func (p *plan) addToSeveral(c *Call) bool {
 			r.ask.Cost = 0
 			p.several = append(p.several, r)
 		}
-		r.ask.Cost, r.ask.Lowest = r.ask.Cost+a.Cost, max(r.ask.Lowest, a.Lowest)
+		r.ask.Cost, r.ask.MinBalance = r.ask.Cost+a.Cost, max(r.ask.MinBalance, a.MinBalance)
 		g.row = r
 	}
 	g.calls = append(g.calls, c)
@@ -221,7 +221,7 @@ func setTurns(calls []*Call) (again bool) {
 			c.way, again = inGeneral, true
 		}
 	}
-	p := bucket.NewPage(asks...)
+	p := bucket.NewLedger(asks...)
 	for _, c := range calls {
 		for i := range c.Answers {
 			if at, found := p.Index(c.Asks[i].Key); found && c.way == byStatement {
@@ -299,7 +299,7 @@ func (p *plan) setFound(c *Call) {
 		c.Answers[i].Allowed = true
 	}
 	if c.isKnown() {
-		c.Answers = p.page.LookAt(c.Asks, c.Answers, c.Answers)
+		c.Answers = p.ledger.LookAt(c.Asks, c.Answers, c.Answers)
 	}
 }
 

@@ -33,7 +33,7 @@ func (u *Unit) acquireOne(ctx context.Context, asks []bucket.Ask,
 	since, until := spanOf(t)
 	kind, _ := t.Kind.(bucket.Concurrent)
 	rows, err := u.conn.Query(ctx, u.statements.acquire, a.Key.Name, a.Key.Key, int64(a.Cost), t.Capacity, kind.Lease,
-		a.Lowest,
+		a.MinBalance,
 		since, until, u.AsOf(), u.mode == alone)
 	if err != nil {
 		return nil, undecided, err
@@ -130,7 +130,7 @@ func (s *Session) ChangeLeases(ctx context.Context, leases []LeaseChange) error 
 		}
 	}
 	if s.memory != nil {
-		return s.changeRows(ctx, asks, func(p *bucket.Page) {
+		return s.changeRows(ctx, asks, func(p *bucket.Ledger) {
 			held, ends := p.ChangeLeases(asks, leases[0].Fence, lengths)
 			for i := range leases {
 				leases[i].decide(held[i], p.Now, ends[i])

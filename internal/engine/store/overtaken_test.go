@@ -128,16 +128,17 @@ func TestARefusalInATransactionChangesAndLocksNothing(t *testing.T) {
 	require.Equal(t, []float64{10, 0}, s.held(l.ask("ada", 0), l.ask("bob", 0)))
 }
 
-// A call that waited for a row, which another call has settled in the next era meanwhile, decides in that era.
+// A call that waited for a row, which another call has settled in the next revision meanwhile, decides in that
+// revision.
 func TestACallThatWaitedUsesTheEraOfItsRow(t *testing.T) {
 	t.Parallel()
 	terms, change := still("still", 10).terms, opening+int64(time.Second/time.Microsecond)
-	eras := bucket.NewEras([]bucket.Era{{Terms: terms}, {From: change, Terms: terms}})
-	asks := []bucket.Ask{{Key: bucket.Key{Name: "still", Key: "ada"}, Terms: eras.Holding(opening)}}
-	p := bucket.NewPage(asks)
+	revisions := bucket.NewRevisions([]bucket.Revision{{Terms: terms}, {From: change, Terms: terms}})
+	asks := []bucket.Ask{{Key: bucket.Key{Name: "still", Key: "ada"}, Terms: revisions.Holding(opening)}}
+	p := bucket.NewLedger(asks)
 	p.Now = opening
 	p.Put(0, bucket.State{Value: 5, TS: change}, false)
 	p.SetNow(asks)
 	require.Equal(t, change, p.Now)
-	require.Equal(t, int32(1), asks[0].Terms.Era)
+	require.Equal(t, int32(1), asks[0].Terms.Revision)
 }

@@ -182,7 +182,7 @@ func (s *Session) Look(ctx context.Context, asks []bucket.Ask, room []bucket.Ans
 	if err != nil {
 		return nil, err
 	}
-	return (&bucket.Page{}).LookAt(asks, found, room), nil
+	return (&bucket.Ledger{}).LookAt(asks, found, room), nil
 }
 
 // scanRows returns the answers of buckets_read.sql, and whether row level security applies to the role.
@@ -235,7 +235,8 @@ func columnsOf(asks []bucket.Ask) columns {
 	for i := range asks {
 		a := &asks[i]
 		t := &a.Terms
-		c.costs[i], c.lowest[i], c.stepUs[i], c.phases[i] = double(a.Cost), double(a.Lowest), bigint(t.Step), bigint(t.Phase)
+		c.costs[i], c.lowest[i] = double(a.Cost), double(a.MinBalance)
+		c.stepUs[i], c.phases[i] = bigint(t.Step), bigint(t.Phase)
 		c.capacities[i], c.rates[i], c.steps[i] = double(t.Capacity), double(t.Rate), double(t.Steps)
 	}
 	c.since, c.until = spansOf(n, func(i int) *bucket.Terms { return &asks[i].Terms })

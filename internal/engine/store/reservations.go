@@ -93,7 +93,7 @@ func (u *Unit) reserveParameters(c *Call, row *Row) []any {
 	t := &a.Terms
 	since, until := spanOf(t)
 	return []any{
-		row.ID, a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, t.Rate, t.Steps, t.Step, t.Phase, a.Lowest, since,
+		row.ID, a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, t.Rate, t.Steps, t.Step, t.Phase, a.MinBalance, since,
 		until, u.AsOf(), u.mode == alone,
 		row.plan(0), calendarOf(t), row.NotBeforeUs, row.StaleUs, row.ExpireUs, row.Release, !a.Unenforced,
 	}
@@ -352,7 +352,7 @@ type Ended struct {
 
 // Settles reports whether Settle can decide by statement under terms, if these are not nil.
 func (s *Session) Settles(t *bucket.Terms) bool {
-	isFit := t == nil || t.Kind.Statement() == bucket.StepStatement && (t.Windows == nil || t.Eras == nil)
+	isFit := t == nil || t.Kind.Statement() == bucket.StepStatement && (t.Windows == nil || t.Revisions == nil)
 	return s.memory == nil && isFit
 }
 
@@ -468,7 +468,7 @@ func (u *Unit) settleParameters(q *Settlement, wait *int32) []any {
 	if t := q.Terms; t != nil {
 		capacity, rate, steps, step, phase = &t.Capacity, &t.Rate, &t.Steps, &t.Step, &t.Phase
 		since, until = spanOf(t)
-		if t.Eras != nil {
+		if t.Revisions != nil {
 			reset = new(t.LastReset())
 		}
 	}

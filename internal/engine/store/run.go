@@ -76,7 +76,7 @@ func (s *Session) runFree(ctx context.Context, calls []*Call, waitFor *bucket.Ke
 	for _, c := range calls {
 		asks = append(asks, c.Asks...)
 	}
-	held, err := s.heldAmong(ctx, bucket.NewPage(asks).Rows)
+	held, err := s.heldAmong(ctx, bucket.NewLedger(asks).Rows)
 	if err != nil {
 		return runHalves(calls, err, waitFor, func(calls []*Call) []blocked { return s.runFree(ctx, calls, waitFor, round) })
 	}
@@ -261,7 +261,7 @@ func receiveLooks(results pgx.BatchResults, rows []bucket.Ask, calls []*Call) (f
 	if err != nil {
 		return false, err
 	}
-	var p bucket.Page
+	var p bucket.Ledger
 	for _, c := range calls {
 		n := len(c.Asks)
 		c.Answers, answers = p.LookAt(c.Asks, answers[:n], c.one[:0]), answers[n:]

@@ -218,7 +218,7 @@ type way uint8
 
 const (
 	looks       way = iota // nothing is taken
-	onPage                 // by an engine whose rows are decided on in Go
+	inMemory               // by an engine whose rows are decided on in Go
 	byStatement            // by a function for calls of its form, or in general if that leaves it undecided
 	inGeneral              // by decide_rows_1
 	inOwnTx                // in a transaction of the Owner's, if another way is chosen
@@ -234,7 +234,7 @@ func (s *Session) choose(c *Call) {
 	case c.Look, s.mode != alone && t.Costless && c.Reserve == nil:
 		c.way = looks
 	case s.memory != nil:
-		c.way = onPage
+		c.way = inMemory
 	case s.keeps(c):
 		c.way = s.wayToKeep(c)
 	case t.Statement != bucket.Locked &&
@@ -262,8 +262,8 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 		err = s.retry(ctx, c.Verb, func() error { return s.takeInGeneral(ctx, c, found) })
 	case c.way == looks:
 		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
-	case c.way == onPage:
-		err = s.decideOnPage(ctx, c)
+	case c.way == inMemory:
+		err = s.decideInMemory(ctx, c)
 	default:
 		return s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
 	}
@@ -362,26 +362,26 @@ func (u *Unit) Awaited(rows []bucket.Ask) int {
 	return max(0, slices.IndexFunc(rows, func(a bucket.Ask) bool { return u.waitFor != nil && a.Key == *u.waitFor }))
 }
 
-// Pages is an Engine on whose rows Go decides, on a bucket.Page, as there is no server that could.
+// Ledgers is an Engine in memory: no server can decide on its rows, so Go does, on a bucket.Ledger.
 //
 // An error of Lock fails the transaction, as the error of a statement does.
-type Pages interface {
+type Ledgers interface {
 	Engine
-	// Lock locks the rows of a page to the end of the transaction, in their order, and puts their states. With mark, it
+	// Lock locks the rows of a ledger to the end of the transaction, in their order, and puts their states. With mark, it
 	// first marks the place that Undo goes back to.
-	Lock(ctx context.Context, u *Unit, p *bucket.Page, mark bool) error
-	// ChangeFree puts the rows of a page, has change change it, and saves that, without a transaction. It does nothing if
-	// one holds a row.
-	ChangeFree(u *Unit, p *bucket.Page, change func()) (done bool)
-	// Save writes the changed rows of a page, and new records.
-	Save(ctx context.Context, u *Unit, p *bucket.Page, made ...Record) error
+	Lock(ctx context.Context, u *Unit, p *bucket.Ledger, mark bool) error
+	// ChangeFree puts the rows of a ledger, has change change it, and saves that, without a transaction. It does nothing
+	// if one holds a row.
+	ChangeFree(u *Unit, p *bucket.Ledger, change func()) (done bool)
+	// Save writes the changed rows of a ledger, and new records.
+	Save(ctx context.Context, u *Unit, p *bucket.Ledger, made ...Record) error
 	// Undo goes back to the mark of Lock.
 	Undo(ctx context.Context, u *Unit) error
 }
 
-// decideOnPage decides on c: at once if no transaction holds one of its rows, and else in a transaction. A refusal
+// decideInMemory decides on c: at once if no transaction holds one of its rows, and else in a transaction. A refusal
 // waits for no row.
-func (s *Session) decideOnPage(ctx context.Context, c *Call) error {
+func (s *Session) decideInMemory(ctx context.Context, c *Call) error {
 	switch {
 	case s.mode != alone:
 		return s.takeLocked(ctx, c)
@@ -397,7 +397,7 @@ func (s *Session) decideOnPage(ctx context.Context, c *Call) error {
 
 // takeFree decides on c without a transaction, if none holds one of its rows.
 func (s *Session) takeFree(ctx context.Context, c *Call) (done bool) {
-	p := bucket.NewPage(c.Asks)
+	p := bucket.NewLedger(c.Asks)
 	var mended []bucket.Key
 	done = s.memory.ChangeFree(&s.Unit, p, func() {
 		mended = p.FromFuture()
@@ -420,8 +420,8 @@ func (s *Session) lookAndRefuse(ctx context.Context, c *Call) (refused bool, err
 }
 
 // lock locks and reads the rows of asks, in the transaction of s.
-func (s *Session) lock(ctx context.Context, mark bool, asks []bucket.Ask) (*bucket.Page, error) {
-	p := bucket.NewPage(asks)
+func (s *Session) lock(ctx context.Context, mark bool, asks []bucket.Ask) (*bucket.Ledger, error) {
+	p := bucket.NewLedger(asks)
 	s.enterQueue(ctx, p.Rows)
 	if err := s.memory.Lock(ctx, &s.Unit, p, mark); err != nil {
 		return nil, err
@@ -458,7 +458,7 @@ func (s *Session) takeLocked(ctx context.Context, c *Call) error {
 
 // changeRows changes the rows of asks, once, on rows that it locks: in the transaction of the session, or else in one
 // of its own.
-func (s *Session) changeRows(ctx context.Context, asks []bucket.Ask, change func(p *bucket.Page)) error {
+func (s *Session) changeRows(ctx context.Context, asks []bucket.Ask, change func(p *bucket.Ledger)) error {
 	return s.ensureTx(ctx, func(tx *Session) error {
 		p, err := tx.lock(ctx, false, asks)
 		if err != nil {

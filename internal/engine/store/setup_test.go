@@ -135,17 +135,17 @@ type limit struct {
 	terms bucket.Terms
 }
 
-// tokenBucket returns a limit of rate tokens each period. Reservations may owe up to maxOwed.
-func tokenBucket(name string, rate float64, period time.Duration, capacity, maxOwed float64) limit {
+// tokenBucket returns a limit of rate tokens each period. Reservations may owe up to maxDebt.
+func tokenBucket(name string, rate float64, period time.Duration, capacity, maxDebt float64) limit {
 	return limit{name, bucket.Terms{
 		Kind: bucket.Steps{}, Capacity: capacity, Rate: rate, Steps: float64(period.Microseconds()), Step: 1, Phase: bucket.MinInstant,
-		MaxOwed: maxOwed, Reserves: true,
+		MaxDebt: maxDebt, Reserves: true,
 	}}
 }
 
 // fixedWindow returns a limit of rate tokens each period, whose windows begin at another instant for each key.
-func fixedWindow(name string, rate float64, period time.Duration, capacity, maxOwed float64) limit {
-	l := tokenBucket(name, rate, period, capacity, maxOwed)
+func fixedWindow(name string, rate float64, period time.Duration, capacity, maxDebt float64) limit {
+	l := tokenBucket(name, rate, period, capacity, maxDebt)
 	l.terms.Step, l.terms.Steps, l.terms.PhaseByKey = period.Microseconds(), 1, true
 	return l
 }
@@ -191,7 +191,7 @@ func reserving(asks ...bucket.Ask) *Call {
 	c := asking("reserve", asks...)
 	c.Reserve = keeping{}
 	for i := range c.Asks {
-		c.Asks[i].Lowest = -c.Asks[i].Terms.MaxOwed
+		c.Asks[i].MinBalance = -c.Asks[i].Terms.MaxDebt
 	}
 	return c
 }
@@ -258,7 +258,7 @@ func (c *Call) tokens() []float64 {
 func (c *Call) wait() (longest time.Duration) {
 	for i := range c.Asks {
 		a := &c.Asks[i]
-		longest = max(longest, buckettest.Wait(a.Terms, c.Answers[i].State, c.Answers[i].Now, a.Cost, a.Lowest))
+		longest = max(longest, buckettest.Wait(a.Terms, c.Answers[i].State, c.Answers[i].Now, a.Cost, a.MinBalance))
 	}
 	return longest
 }
@@ -274,14 +274,14 @@ func held(t *testing.T, s *Session, asks ...bucket.Ask) []float64 {
 // takeInGo has package bucket take from rows.
 func (s *Session) takeInGo(t *testing.T, pool *pgxpool.Pool, asks []bucket.Ask) (answers []bucket.Answer) {
 	t.Helper()
-	s.changeInGo(t, pool, asks, func(p *bucket.Page) { answers = p.Take(asks, nil) })
+	s.changeInGo(t, pool, asks, func(p *bucket.Ledger) { answers = p.Take(asks, nil) })
 	return answers
 }
 
 // changeInGo changes rows as package bucket does.
-func (s *Session) changeInGo(t *testing.T, pool *pgxpool.Pool, asks []bucket.Ask, change func(p *bucket.Page)) {
+func (s *Session) changeInGo(t *testing.T, pool *pgxpool.Pool, asks []bucket.Ask, change func(p *bucket.Ledger)) {
 	t.Helper()
-	p := bucket.NewPage(asks)
+	p := bucket.NewLedger(asks)
 	p.Now = s.Instant()
 	for i := range p.Rows {
 		k, found := p.Rows[i].Key, bucket.State{Parts: &bucket.Parts{}}

@@ -20,14 +20,14 @@ import (
 // slotHistory is a random history of calls about leases on a few buckets. Functions in the server decide on the rows,
 // and package bucket on states in memory.
 type slotHistory struct {
-	src     buckettest.Seeded
-	pool    *pgxpool.Pool
-	session *Session
-	now     int64
-	terms   bucket.Terms
-	buckets map[string]*bucket.State
-	fences  map[string][]int64 // that were given
-	eras    bool
+	src       buckettest.Seeded
+	pool      *pgxpool.Pool
+	session   *Session
+	now       int64
+	terms     bucket.Terms
+	buckets   map[string]*bucket.State
+	fences    map[string][]int64 // that were given
+	revisions bool
 
 	calls, byStatement int
 }
@@ -39,12 +39,12 @@ func TestSlotFunctionsAgree(t *testing.T) {
 	t.Parallel()
 	testkit.EachSeed(t, func(t *testing.T, seed uint64) {
 		t.Helper()
-		for _, eras := range []bool{false, true} {
-			t.Run(fmt.Sprint("Eras", eras), func(t *testing.T) {
+		for _, revisions := range []bool{false, true} {
+			t.Run(fmt.Sprint("Revisions", revisions), func(t *testing.T) {
 				t.Parallel()
 				h := &slotHistory{
 					src: buckettest.Seeded{Rand: rand.New(rand.NewPCG(seed, 5))}, pool: postgrestest.New(t), now: opening,
-					buckets: make(map[string]*bucket.State), fences: make(map[string][]int64), eras: eras,
+					buckets: make(map[string]*bucket.State), fences: make(map[string][]int64), revisions: revisions,
 				}
 				h.session = newSession(h.pool, func() *int64 { return new(h.now) })
 				h.redraw()
@@ -62,7 +62,7 @@ func (h *slotHistory) stepBack(t *testing.T, by int64) {
 	t.Helper()
 	var again bool
 	require.NoError(t, h.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM ratelimit.leases WHERE until_us BETWEEN $1 AND $2)`, h.now-by, h.now).Scan(&again))
-	if !again && !h.eras {
+	if !again && !h.revisions {
 		h.now -= by
 	}
 }
@@ -75,17 +75,17 @@ func (h *slotHistory) redraw() {
 			Capacity: most, Rate: most, Step: 1, Steps: float64(lease), Phase: bucket.MinInstant, Kind: bucket.Concurrent{Lease: lease},
 		}
 	}
-	if h.terms = draw(); h.eras {
-		h.terms = bucket.NewEras([]bucket.Era{
+	if h.terms = draw(); h.revisions {
+		h.terms = bucket.NewRevisions([]bucket.Revision{
 			{Terms: draw()},
 			{From: h.now + int64(h.src.Pick(2_000_000)), Terms: draw(), Change: buckettest.One(h.src, bucket.Keep, bucket.Reset)},
 		}).Holding(h.now)
 	}
 }
 
-// page returns the row of a bucket as package bucket sees it.
-func (h *slotHistory) page(asks []bucket.Ask) *bucket.Page {
-	p := bucket.NewPage(asks)
+// ledger returns the row of a bucket as package bucket sees it.
+func (h *slotHistory) ledger(asks []bucket.Ask) *bucket.Ledger {
+	p := bucket.NewLedger(asks)
 	p.Now = h.now
 	for i := range p.Rows {
 		if s := h.buckets[p.Rows[i].Key.Key]; s != nil {
@@ -99,8 +99,8 @@ func (h *slotHistory) page(asks []bucket.Ask) *bucket.Page {
 	return p
 }
 
-// keep notes what the page has changed.
-func (h *slotHistory) keep(p *bucket.Page) {
+// keep notes what the ledger has changed.
+func (h *slotHistory) keep(p *bucket.Ledger) {
 	p.Changes(func(k bucket.Key, s bucket.State) { h.buckets[k.Key] = &s })
 }
 
@@ -118,7 +118,7 @@ func (h *slotHistory) step(t *testing.T) {
 	case 6:
 		h.stepBack(t, int64(h.src.Pick(30_000)))
 	case 7:
-		if h.src.Pick(10) == 0 && !h.eras {
+		if h.src.Pick(10) == 0 && !h.revisions {
 			h.now += 2 * buckettest.Minute
 		} else if h.src.Pick(10) == 0 {
 			h.stepBack(t, 2*buckettest.Minute)
@@ -155,7 +155,7 @@ func (h *slotHistory) step(t *testing.T) {
 		if h.src.Pick(4) == 0 {
 			asks := []bucket.Ask{ask}
 			require.NoError(t, h.session.Fill(t.Context(), asks))
-			p := h.page(asks)
+			p := h.ledger(asks)
 			p.Fill(asks)
 			h.keep(p)
 		}
@@ -194,7 +194,7 @@ func (h *slotHistory) inTx(t *testing.T, call func(s *Session) error) (undone, s
 func (h *slotHistory) acquire(t *testing.T, asks ...bucket.Ask) {
 	t.Helper()
 	c := asking("acquire", asks...)
-	p := h.page(append([]bucket.Ask(nil), c.Asks...))
+	p := h.ledger(append([]bucket.Ask(nil), c.Asks...))
 	wanted := append([]bucket.Ask(nil), c.Asks...)
 	p.SetNow(wanted)
 	want := p.Take(wanted, nil)
@@ -215,7 +215,7 @@ func (h *slotHistory) acquire(t *testing.T, asks ...bucket.Ask) {
 	for i := range want {
 		a := &wanted[i]
 		require.Equal(t, want[i].Allowed, c.Answers[i].Allowed, about)
-		one, other := a.Tell(&want[i], a.Lowest, &bucket.Content{}), a.Tell(&c.Answers[i], a.Lowest, &bucket.Content{})
+		one, other := a.Tell(&want[i], a.MinBalance, &bucket.Snapshot{}), a.Tell(&c.Answers[i], a.MinBalance, &bucket.Snapshot{})
 		if serializable && !bucket.AllAllowed(want) { // of which the end of all leases is known
 			require.GreaterOrEqual(t, other.RetryAfter, one.RetryAfter, about)
 			require.GreaterOrEqual(t, other.FullAfter, one.FullAfter, about)
@@ -257,7 +257,7 @@ func (h *slotHistory) batch(t *testing.T) {
 		if !c.Lease.Decided {
 			continue
 		}
-		p := h.page(c.Asks)
+		p := h.ledger(c.Asks)
 		before := p.State(&c.Asks[0]) // a wrong clock is put right by the next call that takes slots
 		after, held := before.ReleaseLease(h.now, c.Lease.Fence)
 		if require.Equal(t, held, c.Lease.Held, "%d at %d: %+v", c.Lease.Fence, h.now, before); held {
@@ -266,14 +266,14 @@ func (h *slotHistory) batch(t *testing.T) {
 		}
 	}
 	told := func(a *bucket.Ask, is *bucket.Answer) any {
-		c := a.Tell(is, 0, &bucket.Content{})
+		c := a.Tell(is, 0, &bucket.Snapshot{})
 		return []any{c.Tokens, c.RetryAfter, c.FullAfter}
 	}
 	var refused []func()
 	for i, c := range calls {
 		require.NoError(t, c.Result())
 		one := asks[i : i+1]
-		p := h.page(one)
+		p := h.ledger(one)
 		want := p.Take(one, nil)
 		about := fmt.Sprintf("%d of %+v at %d: %+v, and in memory %+v", i, asks, h.now, c.Answers, want)
 		require.Equal(t, want[0].Allowed, c.Answers[0].Allowed, about)
@@ -282,7 +282,7 @@ func (h *slotHistory) batch(t *testing.T) {
 		inTurn, is := told(&one[0], &want[0]), told(&one[0], &c.Answers[0])
 		if !want[0].Allowed { // in its turn, or after the batch
 			refused = append(refused, func() {
-				last := h.page(one).Look(one, nil)
+				last := h.ledger(one).Look(one, nil)
 				require.Contains(t, []any{inTurn, told(&one[0], &last[0])}, is, about)
 			})
 		} else {
@@ -324,7 +324,7 @@ func (h *slotHistory) change(t *testing.T, fence int64, release bool, asks ...bu
 		}
 	}
 	rows := slices.Clone(asks)
-	p := h.page(rows)
+	p := h.ledger(rows)
 	var lengths []int64
 	for i := range leases {
 		if !release {
@@ -361,10 +361,10 @@ func (h *slotHistory) change(t *testing.T, fence int64, release bool, asks ...bu
 func (h *slotHistory) look(t *testing.T, ask bucket.Ask) {
 	t.Helper()
 	asks, others := []bucket.Ask{ask}, []bucket.Ask{ask}
-	want := h.page(asks).Look(asks, nil)
+	want := h.ledger(asks).Look(asks, nil)
 	got, err := h.session.Look(t.Context(), others, nil)
 	require.NoError(t, err)
-	one, other := asks[0].Tell(&want[0], 0, &bucket.Content{}), others[0].Tell(&got[0], 0, &bucket.Content{})
+	one, other := asks[0].Tell(&want[0], 0, &bucket.Snapshot{}), others[0].Tell(&got[0], 0, &bucket.Snapshot{})
 	require.Equal(t, []any{one.Allowed, one.Tokens, one.RetryAfter, one.FullAfter}, []any{other.Allowed, other.Tokens, other.RetryAfter, other.FullAfter},
 		"%+v at %d: %+v, and in memory %+v", ask, h.now, got, want)
 }

@@ -132,7 +132,7 @@ const (
 type Unit struct {
 	*Store
 	conn   Conn
-	memory Pages // the in-memory engine behind conn; nil: Postgres
+	memory Ledgers // the in-memory engine behind conn; nil: Postgres
 	mode   mode
 	queue  Queue // nil: the transaction does not queue
 
@@ -233,7 +233,7 @@ func (u *Unit) Spoil(ctx context.Context, err error) error {
 }
 
 // Engine keeps rows and records. There are two: Postgres, in which functions decide, and package memory, for the
-// tests of users and for simulations; see Pages. Instants are microseconds since 1970.
+// tests of users and for simulations; see Ledgers. Instants are microseconds since 1970.
 type Engine interface {
 	// Read returns what rows hold, and locks none. A row that is absent is full.
 	Read(ctx context.Context, u *Unit, rows []bucket.Ask) ([]bucket.Answer, error)
@@ -284,15 +284,15 @@ func (s *Store) Table() string { return pgx.Identifier{s.schema, "buckets"}.Sani
 func (s *Store) Schema() string { return s.schema }
 
 // EngineOf returns the in-memory Engine behind conn, and nil for Postgres.
-func EngineOf(conn Conn) Pages {
-	if e, ok := conn.(interface{ Engine() Pages }); ok {
+func EngineOf(conn Conn) Ledgers {
+	if e, ok := conn.(interface{ Engine() Ledgers }); ok {
 		return e.Engine()
 	}
 	return nil
 }
 
 // engineOf is EngineOf for a store that is on one.
-func (s *Store) engineOf(conn Conn) Pages {
+func (s *Store) engineOf(conn Conn) Ledgers {
 	if s == nil || !s.inMemory {
 		return nil
 	}

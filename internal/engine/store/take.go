@@ -79,12 +79,12 @@ func (u *Unit) statementFor(a *bucket.Ask, kind bucket.Statement) (statement str
 	isAlone := u.mode == alone
 	if kind == bucket.WindowStatement {
 		return u.statements.slide, []any{
-			a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, int32(t.Steps), t.Step, t.Phase, a.Lowest,
+			a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, int32(t.Steps), t.Step, t.Phase, a.MinBalance,
 			since, until, u.AsOf(), isAlone, isAlone && u.relaxed,
 		}
 	}
 	return u.statements.take, []any{
-		a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, t.Rate, t.Steps, t.Step, t.Phase, a.Lowest,
+		a.Key.Name, a.Key.Key, a.Key.Shard, a.Cost, t.Capacity, t.Rate, t.Steps, t.Step, t.Phase, a.MinBalance,
 		since, until, u.AsOf(), isAlone, isAlone && u.relaxed,
 	}
 }

@@ -19,9 +19,9 @@ func (p plans) RulingFor(_ ratelimit.Limit, plan, _ string) *ratelimit.Ruling { 
 func (plans) RulingsOf(string) []*ratelimit.Ruling { return nil }
 
 // set states what holds for a plan.
-func (p plans) set(t *testing.T, plan string, era ratelimit.Revision) {
+func (p plans) set(t *testing.T, plan string, revision ratelimit.Revision) {
 	t.Helper()
-	rule, err := ratelimit.NewRuling(perUser, ratelimit.RulingConfig{Name: plan, Revisions: []ratelimit.Revision{era}})
+	rule, err := ratelimit.NewRuling(perUser, ratelimit.RulingConfig{Name: plan, Revisions: []ratelimit.Revision{revision}})
 	require.NoError(t, err)
 	p[plan] = rule
 }

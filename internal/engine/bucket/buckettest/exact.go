@@ -21,8 +21,8 @@ import (
 // and shares no code with the package that it checks. Each row is such a bucket of its own, with a share of the terms.
 // Only a reset changes the number of rows.
 
-// ExactEras are the terms of a limit at all instants.
-type ExactEras []exactEra
+// ExactRevisions are the terms of a limit at all instants.
+type ExactRevisions []exactEra
 
 type exactEra struct {
 	exactPolicy
@@ -32,10 +32,10 @@ type exactEra struct {
 	change bucket.Change
 }
 
-// ExactlyEras returns the eras. The windows of a calendar have begins, of each era.
-func ExactlyEras(eras []bucket.Era, begins ...[]int64) ExactEras {
-	exact := make(ExactEras, len(eras))
-	for i, e := range eras {
+// ExactlyRevisions returns the revisions. The windows of a calendar have begins, of each revision.
+func ExactlyRevisions(revisions []bucket.Revision, begins ...[]int64) ExactRevisions {
+	exact := make(ExactRevisions, len(revisions))
+	for i, e := range revisions {
 		exact[i] = exactEra{exactPolicy: exactly(e.Terms), from: e.From, rows: 1, change: e.Change}
 	}
 	for i := range begins {
@@ -45,9 +45,9 @@ func ExactlyEras(eras []bucket.Era, begins ...[]int64) ExactEras {
 	return exact
 }
 
-// At returns which era holds at an instant.
-func (eras ExactEras) At(now int64) (i int) {
-	for i+1 < len(eras) && eras[i+1].from <= now {
+// At returns which revision holds at an instant.
+func (revisions ExactRevisions) At(now int64) (i int) {
+	for i+1 < len(revisions) && revisions[i+1].from <= now {
 		i++
 	}
 	return i
@@ -60,18 +60,18 @@ func (e exactEra) ofRow() exactEra {
 	return e
 }
 
-// begin returns the start of the window, or microsecond, that holds now, but not before the era.
+// begin returns the start of the window, or microsecond, that holds now, but not before the revision.
 func (e exactEra) begin(now int64) int64 { return max(e.floor(now), e.from) }
 
 // isWrong reports whether a clock that was wrong wrote ts.
 func (exactEra) isWrong(ts, now int64) bool { return ts > now+Minute }
 
-// held returns the value of a row at now, if no era begins meanwhile.
+// held returns the value of a row at now, if no revision begins meanwhile.
 func (e exactEra) held(row exactBucket, now int64) *big.Rat {
 	return smaller(e.capacity, total(row.value, e.arrived(row.ts, now)))
 }
 
-// entered returns the row at the beginning of the era, after the row in the era before.
+// entered returns the row at the beginning of the revision, after the row in the revision before.
 func (e exactEra) entered(row exactBucket, before exactEra) exactBucket {
 	held := before.held(row, e.from)
 	if e.change == bucket.Carry && e.windows {
@@ -102,7 +102,7 @@ func (e exactEra) carried(row exactBucket) exactBucket {
 	return row
 }
 
-// changed returns the value at the beginning of the era, for the value held at the end of the era before.
+// changed returns the value at the beginning of the revision, for the value held at the end of the revision before.
 func (e exactEra) changed(held *big.Rat, before exactEra) *big.Rat {
 	switch {
 	case e.change == bucket.Reset || held.Cmp(before.capacity) >= 0:
@@ -120,13 +120,14 @@ func (e exactEra) changed(held *big.Rat, before exactEra) *big.Rat {
 	return smaller(e.capacity, held)
 }
 
-// ExactBucket is a bucket through the eras of its limit. Off is how far rounding may have brought what the algebra has.
+// ExactBucket is a bucket through the revisions of its limit. Off is how far rounding may have brought what the algebra
+// has.
 type ExactBucket struct {
-	Eras ExactEras
-	Off  float64
+	Revisions ExactRevisions
+	Off       float64
 
-	era  int
-	rows map[int64]exactBucket // the existing rows
+	revision int
+	rows     map[int64]exactBucket // the existing rows
 }
 
 // Clone returns a copy.
@@ -136,20 +137,20 @@ func (b *ExactBucket) Clone() *ExactBucket {
 	return &c
 }
 
-// Redefine has a bucket of one row be in other eras from now on, as after a change of the code.
-func (b *ExactBucket) Redefine(eras ExactEras) {
-	b.Eras = eras
-	b.era = eras.At(b.rows[0].ts)
-	b.rows[0] = eras[b.era].ofRow().carried(b.rows[0])
+// Redefine has a bucket of one row be in other revisions from now on, as after a change of the code.
+func (b *ExactBucket) Redefine(revisions ExactRevisions) {
+	b.Revisions = revisions
+	b.revision = revisions.At(b.rows[0].ts)
+	b.rows[0] = revisions[b.revision].ofRow().carried(b.rows[0])
 }
 
 // IsThere reports whether the bucket has a row.
 func (b *ExactBucket) IsThere() bool { return len(b.rows) > 0 }
 
-// Tokens returns the tokens of the bucket at an instant passed to Bring, or a later one if no other era begins.
+// Tokens returns the tokens of the bucket at an instant passed to Bring, or a later one if no other revision begins.
 func (b *ExactBucket) Tokens(now int64) *big.Rat {
-	sum, e := new(big.Rat), b.Eras[b.era].ofRow()
-	for i := range b.Eras[b.era].rows {
+	sum, e := new(big.Rat), b.Revisions[b.revision].ofRow()
+	for i := range b.Revisions[b.revision].rows {
 		sum = total(sum, e.held(b.row(i, now), now))
 	}
 	return sum
@@ -157,7 +158,7 @@ func (b *ExactBucket) Tokens(now int64) *big.Rat {
 
 // RowTokens is Tokens for one of the rows.
 func (b *ExactBucket) RowTokens(i, now int64) *big.Rat {
-	return b.Eras[b.era].ofRow().held(b.row(i, now), now)
+	return b.Revisions[b.revision].ofRow().held(b.row(i, now), now)
 }
 
 // row returns a row, or what none means.
@@ -165,35 +166,35 @@ func (b *ExactBucket) row(i, now int64) exactBucket {
 	if row, found := b.rows[i]; found {
 		return row
 	}
-	e := b.Eras[b.era].ofRow()
+	e := b.Revisions[b.revision].ofRow()
 	return exactBucket{value: e.capacity, ts: e.begin(now), of: e.capacity}
 }
 
-// Bring moves the bucket to the era in effect at now, unless it is in a later era already, and returns the instant to
-// decide at. unsure says that rounding decides whether a row was full when an era ended.
+// Bring moves the bucket to the revision in effect at now, unless it is in a later revision already, and returns the
+// instant to decide at. unsure says that rounding decides whether a row was full when a revision ended.
 func (b *ExactBucket) Bring(now int64) (at int64, unsure bool) {
-	holding := b.Eras.At(now)
+	holding := b.Revisions.At(now)
 	if !b.IsThere() {
-		b.era = holding
+		b.revision = holding
 	}
 	switch {
-	case b.era <= holding:
+	case b.revision <= holding:
 	case b.isWrong(holding, now):
-		b.era = holding
+		b.revision = holding
 	default:
-		now, holding = b.Eras[b.era].from, b.era
+		now, holding = b.Revisions[b.revision].from, b.revision
 	}
-	if b.era < holding {
+	if b.revision < holding {
 		unsure = b.enter(holding)
 	}
-	e := b.Eras[b.era].ofRow()
+	e := b.Revisions[b.revision].ofRow()
 	for i, row := range b.rows {
 		switch {
 		case row.value == nil:
 			b.rows[i] = exactBucket{value: e.capacity, ts: e.begin(now), of: e.capacity}
 		case e.isWrong(row.ts, now):
 			row.ts = e.begin(now)
-			b.rows[i] = e.carried(row) // it may be of a later era
+			b.rows[i] = e.carried(row) // it may be of a later revision
 			b.Rounds(size(row.value))
 		}
 	}
@@ -201,25 +202,25 @@ func (b *ExactBucket) Bring(now int64) (at int64, unsure bool) {
 }
 
 // isWrong reports whether the rows are of a clock that was wrong.
-func (b *ExactBucket) isWrong(era int, now int64) bool {
+func (b *ExactBucket) isWrong(revision int, now int64) bool {
 	for _, row := range b.rows {
-		if !b.Eras[era].isWrong(row.ts, now) {
+		if !b.Revisions[revision].isWrong(row.ts, now) {
 			return false
 		}
 	}
 	return true
 }
 
-// IsWrong reports whether the rows are of a clock that was wrong, in any era.
-func (b *ExactBucket) IsWrong(now int64) bool { return b.IsThere() && b.isWrong(b.era, now) }
+// IsWrong reports whether the rows are of a clock that was wrong, in any revision.
+func (b *ExactBucket) IsWrong(now int64) bool { return b.IsThere() && b.isWrong(b.revision, now) }
 
-// enter brings the bucket to an era, each row from the era that wrote it. A reset since then has filled it.
+// enter brings the bucket to a revision, each row from the revision that wrote it. A reset since then has filled it.
 func (b *ExactBucket) enter(next int) (unsure bool) {
-	after, from, rows, grown := b.Eras[next], b.Eras[next].from, make(map[int64]exactBucket), 1.0
+	after, from, rows, grown := b.Revisions[next], b.Revisions[next].from, make(map[int64]exactBucket), 1.0
 	for i, row := range b.rows {
-		first := b.Eras.At(row.ts)
-		switch before := b.Eras[first]; {
-		case b.Eras.resets(first, next):
+		first := b.Revisions.At(row.ts)
+		switch before := b.Revisions[first]; {
+		case b.Revisions.resets(first, next):
 			if i < after.rows {
 				rows[i] = exactBucket{} // full from here on
 			}
@@ -235,15 +236,15 @@ func (b *ExactBucket) enter(next int) (unsure bool) {
 		}
 	}
 	b.Off *= grown
-	b.era, b.rows = next, rows
+	b.revision, b.rows = next, rows
 	b.Rounds(size(after.capacity))
 	return unsure
 }
 
-// resets reports whether an era after the first one up to the last one fills the bucket.
-func (eras ExactEras) resets(first, last int) bool {
+// resets reports whether a revision after the first one up to the last one fills the bucket.
+func (revisions ExactRevisions) resets(first, last int) bool {
 	for i := first + 1; i <= last; i++ {
-		if eras[i].change == bucket.Reset {
+		if revisions[i].change == bucket.Reset {
 			return true
 		}
 	}
@@ -373,7 +374,7 @@ func (b *ExactBucket) Rounds(numbers ...float64) {
 
 // Level spreads tokens evenly over the rows of the bucket.
 func (b *ExactBucket) Level(tokens *big.Rat, now int64) {
-	e := b.Eras[b.era]
+	e := b.Revisions[b.revision]
 	isOver := func(i int64) bool { // more was used than its share of a window, so it gets no tokens
 		return e.windows && tokens.Sign() >= 0 && e.ofRow().frame(b.row(i, now), now).Cmp(e.ofRow().capacity) != 0
 	}
@@ -403,8 +404,8 @@ func (b *ExactBucket) Spend(cost float64, now int64) {
 
 // Credit gives amount back to the rows: evenly, and then what full ones have left.
 func (b *ExactBucket) Credit(amount float64, now int64) {
-	e, rest := b.Eras[b.era].ofRow(), rational(amount)
-	n := b.Eras[b.era].rows
+	e, rest := b.Revisions[b.revision].ofRow(), rational(amount)
+	n := b.Revisions[b.revision].rows
 	if n == 1 { // it may be full before now, too
 		row := b.row(0, now)
 		row.value = smaller(e.most(row), total(row.value, rest))
@@ -442,8 +443,8 @@ func (e exactEra) most(row exactBucket) *big.Rat {
 
 // Fill fills the rows.
 func (b *ExactBucket) Fill(now int64) {
-	e := b.Eras[b.era].ofRow()
-	for i := range b.Eras[b.era].rows {
+	e := b.Revisions[b.revision].ofRow()
+	for i := range b.Revisions[b.revision].rows {
 		b.rows[i] = exactBucket{value: e.capacity, ts: e.begin(now), of: e.capacity}
 	}
 	b.Off = 0
@@ -451,7 +452,7 @@ func (b *ExactBucket) Fill(now int64) {
 
 // Adopt has the bucket hold what the algebra has settled at now: rounding has decided between the two.
 func (b *ExactBucket) Adopt(rows []bucket.State, absent []bool, now int64) {
-	b.era, b.rows, b.Off = b.Eras.At(now), make(map[int64]exactBucket), 0
+	b.revision, b.rows, b.Off = b.Revisions.At(now), make(map[int64]exactBucket), 0
 	for i, s := range rows {
 		if !absent[i] {
 			b.rows[int64(i)] = exactBucket{value: rational(s.Value), ts: s.TS, of: rational(s.Capacity)}
@@ -461,8 +462,8 @@ func (b *ExactBucket) Adopt(rows []bucket.State, absent []bool, now int64) {
 }
 
 // NewExactBucket returns a bucket without rows.
-func NewExactBucket(eras ExactEras) *ExactBucket {
-	return &ExactBucket{Eras: eras, rows: make(map[int64]exactBucket)}
+func NewExactBucket(revisions ExactRevisions) *ExactBucket {
+	return &ExactBucket{Revisions: revisions, rows: make(map[int64]exactBucket)}
 }
 
 // Off returns how far a number of the algebra is from an exact one.
@@ -474,35 +475,35 @@ func Spare(held *big.Rat, cost, lowest float64) float64 {
 	return spare
 }
 
-// MayCredit reports whether tokens taken at an instant may be returned at another one, by the policy of an era. In a
-// window they may until it ends.
-func (eras ExactEras) MayCredit(era int, taken, now int64) bool {
-	e := eras[era]
+// MayCredit reports whether tokens taken at an instant may be returned at another one, by the policy of a revision. In
+// a window they may until it ends.
+func (revisions ExactRevisions) MayCredit(revision int, taken, now int64) bool {
+	e := revisions[revision]
 	return !e.windows || e.window(taken) >= e.window(now)
 }
 
-// DrawEras draws the terms of a limit in one to five eras. The first change is near Opening, and a change of the kind
-// is a reset.
-func DrawEras(src Source, draw func(Source) bucket.Terms) []bucket.Era {
-	eras, from := make([]bucket.Era, 1+src.Pick(5)), Opening
-	for i := range eras {
+// DrawRevisions draws the terms of a limit in one to five revisions. The first change is near Opening, and a change of
+// the kind is a reset.
+func DrawRevisions(src Source, draw func(Source) bucket.Terms) []bucket.Revision {
+	revisions, from := make([]bucket.Revision, 1+src.Pick(5)), Opening
+	for i := range revisions {
 		terms := draw(src)
 		if src.Pick(3) == 0 && i > 0 { // raised or lowered, as mostly
-			terms = eras[i-1].Terms
+			terms = revisions[i-1].Terms
 			factor := One(src, 0.125, 0.5, 2.0, 10.0)
-			terms.Capacity, terms.Rate, terms.MaxOwed = terms.Capacity*factor, terms.Rate*factor, terms.MaxOwed*factor
+			terms.Capacity, terms.Rate, terms.MaxDebt = terms.Capacity*factor, terms.Rate*factor, terms.MaxDebt*factor
 			if !Valid(terms) {
 				terms = draw(src)
 			}
 		}
-		eras[i] = bucket.Era{From: from, Terms: terms, Change: bucket.Change(src.Pick(5))}
+		revisions[i] = bucket.Revision{From: from, Terms: terms, Change: bucket.Change(src.Pick(5))}
 		switch {
 		case i == 0:
-			eras[i].From = math.MinInt64
-		case (terms.Step > 1) != (eras[i-1].Terms.Step > 1):
-			eras[i].Change = bucket.Reset
+			revisions[i].From = math.MinInt64
+		case (terms.Step > 1) != (revisions[i-1].Terms.Step > 1):
+			revisions[i].Change = bucket.Reset
 		}
 		from += 1 + int64(src.Unit()*src.Unit()*4*float64(Period(terms)))
 	}
-	return eras
+	return revisions
 }

@@ -26,6 +26,7 @@ func (shifts) String() string { return "shifts" }
 func Shifts(src Source) bucket.Terms {
 	rate := float64(1 + src.Pick(20))
 	return bucket.Terms{
-		Kind: bucket.Steps{}, Capacity: rate, Rate: rate, Step: hour, Steps: 1, MaxOwed: rate, Reserves: true, Windows: shifts{},
+		Kind: bucket.Steps{}, Capacity: rate, Rate: rate, Step: hour, Steps: 1, MaxDebt: rate, Reserves: true,
+		Windows: shifts{},
 	}
 }

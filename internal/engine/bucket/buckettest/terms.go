@@ -43,7 +43,7 @@ func Valid(t bucket.Terms) bool {
 	period, longest := t.Steps*float64(t.Step), float64(bucket.MaxSpan.Microseconds())
 	most := min(bucket.MaxTokens, t.Rate*(longest/period)) // what arrives within MaxSpan
 	return t.Rate >= bucket.MinTokens && t.Rate <= bucket.MaxTokens && period <= longest &&
-		bounded(t.Capacity) && bounded(t.MaxOwed) && t.Capacity <= most && t.MaxOwed <= most && t.Capacity+t.MaxOwed > 0
+		bounded(t.Capacity) && bounded(t.MaxDebt) && t.Capacity <= most && t.MaxDebt <= most && t.Capacity+t.MaxDebt > 0
 }
 
 // Possible reports whether t can distinguish cost from 0, and can ever give it so that lowest remain, as all callers
@@ -96,8 +96,8 @@ func ofEitherKind(src Source, rate float64, period time.Duration, capacity, owed
 			Opening+int64(src.Unit()*float64(Century)))
 		terms = FixedWindow(rate, period, capacity, start)
 	}
-	if terms.MaxOwed = owed; math.IsInf(owed, 1) {
-		terms.MaxOwed = min(bucket.MaxTokens, rate*(float64(bucket.MaxSpan)/float64(period)))
+	if terms.MaxDebt = owed; math.IsInf(owed, 1) {
+		terms.MaxDebt = min(bucket.MaxTokens, rate*(float64(bucket.MaxSpan)/float64(period)))
 	}
 	if !Valid(terms) {
 		return again(src)

@@ -36,86 +36,86 @@ func (c Change) tokens(tokens, before, after float64) float64 {
 	return min(after, tokens)
 }
 
-// Era is terms and the instant from which they hold, up to the next era's.
-type Era struct {
+// Revision is terms and the instant from which they hold, up to the next revision's.
+type Revision struct {
 	From   int64
 	Terms  Terms
-	Change Change // at From; unused in the first era
+	Change Change // at From; unused in the first revision
 }
 
-// Eras are the terms of a limit at all instants. They do not change once they are made.
-type Eras struct {
-	eras   []Era
-	seeded bool // whether the phase of any is derived from the key
+// Revisions are the terms of a limit at all instants. They do not change once they are made.
+type Revisions struct {
+	revisions []Revision
+	seeded    bool // whether the phase of any is derived from the key
 }
 
-// NewEras returns the eras, which are in the order of their From: the first has always held. The terms of each know the
-// others by Eras. A change to another kind of limit must be a Reset.
-func NewEras(eras []Era) *Eras {
-	e := &Eras{eras: slices.Clone(eras)}
-	for i := range e.eras {
-		era := &e.eras[i]
-		era.Terms.Eras, era.Terms.Era = e, int32(i)
-		e.seeded = e.seeded || era.Terms.PhaseByKey
+// NewRevisions returns the revisions, which are in the order of their From: the first has always held. The terms of
+// each know the others by Revisions. A change to another kind of limit must be a Reset.
+func NewRevisions(revisions []Revision) *Revisions {
+	e := &Revisions{revisions: slices.Clone(revisions)}
+	for i := range e.revisions {
+		revision := &e.revisions[i]
+		revision.Terms.Revisions, revision.Terms.Revision = e, int32(i)
+		e.seeded = e.seeded || revision.Terms.PhaseByKey
 	}
-	e.eras[0].From = math.MinInt64
+	e.revisions[0].From = math.MinInt64
 	return e
 }
 
 // Holding returns the terms that hold at an instant.
-func (e *Eras) Holding(now int64) Terms {
-	i := len(e.eras) - 1
-	for i > 0 && e.eras[i].From > now {
+func (e *Revisions) Holding(now int64) Terms {
+	i := len(e.revisions) - 1
+	for i > 0 && e.revisions[i].From > now {
 		i--
 	}
-	return e.eras[i].Terms
+	return e.revisions[i].Terms
 }
 
-// span returns the instants at which an era and the next one begin.
-func (e *Eras) span(era int32) (since, until int64) {
-	if e == nil || int(era)+1 == len(e.eras) {
-		return e.since(era), math.MaxInt64
+// span returns the instants at which a revision and the next one begin.
+func (e *Revisions) span(revision int32) (since, until int64) {
+	if e == nil || int(revision)+1 == len(e.revisions) {
+		return e.since(revision), math.MaxInt64
 	}
-	return e.since(era), e.since(era + 1)
+	return e.since(revision), e.since(revision + 1)
 }
 
-// since returns the instant at which an era begins.
-func (e *Eras) since(era int32) int64 {
+// since returns the instant at which a revision begins.
+func (e *Revisions) since(revision int32) int64 {
 	if e == nil {
 		return math.MinInt64
 	}
-	return e.eras[era].From
+	return e.revisions[revision].From
 }
 
-// OwedGrowth returns how many times what a bucket owes may grow by the changes of all eras. A bucket may enter an era
-// from any earlier one.
-func (e *Eras) OwedGrowth() float64 {
+// DebtGrowth returns how many times what a bucket owes may grow by the changes of all revisions. A bucket may enter a
+// revision from any earlier one.
+func (e *Revisions) DebtGrowth() float64 {
 	growth, least := 1.0, math.Inf(1)
-	for i := 1; e != nil && i < len(e.eras); i++ {
-		if before := e.eras[i-1].Terms.Capacity; before > 0 {
+	for i := 1; e != nil && i < len(e.revisions); i++ {
+		if before := e.revisions[i-1].Terms.Capacity; before > 0 {
 			least = min(least, before)
 		}
-		if e.eras[i].Change == Scale {
-			growth *= max(1, e.eras[i].Terms.Capacity/least)
+		if e.revisions[i].Change == Scale {
+			growth *= max(1, e.revisions[i].Terms.Capacity/least)
 		}
 	}
 	return growth
 }
 
-// lastReset returns when the latest era up to this one began that filled the buckets.
-func (e *Eras) lastReset(era int32) int64 {
-	for era > 0 && e.eras[era].Change != Reset {
-		era--
+// lastReset returns when the latest revision up to this one began that filled the buckets.
+func (e *Revisions) lastReset(revision int32) int64 {
+	for revision > 0 && e.revisions[revision].Change != Reset {
+		revision--
 	}
-	return e.since(era)
+	return e.since(revision)
 }
 
 // LastReset returns when the latest policy up to this one began that filled the buckets.
-func (t *Terms) LastReset() int64 { return t.Eras.lastReset(t.Era) }
+func (t *Terms) LastReset() int64 { return t.Revisions.lastReset(t.Revision) }
 
 // Span returns the instant from which the terms hold, and that from which they hold no more.
 func (t Terms) Span() (since, until int64) {
-	since, until = t.Eras.span(t.Era)
+	since, until = t.Revisions.span(t.Revision)
 	if t.Windows != nil {
 		since, until = max(since, t.since), min(until, t.until)
 	}
@@ -134,42 +134,42 @@ func (t Terms) At(now int64) Terms {
 	if since, until := t.Span(); now >= since && now < until {
 		return t
 	}
-	if t.Eras != nil {
-		if then := t.Eras.Holding(now); Holds(&then) == Holds(&t) {
+	if t.Revisions != nil {
+		if then := t.Revisions.Holding(now); Holds(&then) == Holds(&t) {
 			t = then.Seeded(t.Seed)
 		}
 	}
 	return t.On(now)
 }
 
-// IsSeeded reports whether the terms, or the terms of another era, have a phase that is derived from the key.
-func IsSeeded(t *Terms) bool { return t.PhaseByKey || t.Eras != nil && t.Eras.seeded }
+// IsSeeded reports whether the terms, or the terms of another revision, have a phase that is derived from the key.
+func IsSeeded(t *Terms) bool { return t.PhaseByKey || t.Revisions != nil && t.Revisions.seeded }
 
 // Seeded returns the terms with the phase derived from seed, if they have such a phase.
 func (t Terms) Seeded(seed uint64) Terms {
 	if t.PhaseByKey {
 		t.Phase = PhaseOf(int64(seed%uint64(t.Step)), t.Step)
 	}
-	if t.Eras != nil {
+	if t.Revisions != nil {
 		t.Seed = seed
 	}
 	return t
 }
 
-// Settle returns the state of a row under the terms that hold now. The era in which the row was written counts up to
-// the begin of the era of t, and the change to that says what becomes of the tokens. Eras between the two do not count,
-// as the row has never seen them, but a Reset among them fills it. A row that another plan wrote is brought to the
-// terms of its time first.
+// Settle returns the state of a row under the terms that hold now. The revision in which the row was written counts up
+// to the begin of the revision of t, and the change to that says what becomes of the tokens. Revisions between the two
+// do not count, as the row has never seen them, but a Reset among them fills it. A row that another plan wrote is
+// brought to the terms of its time first.
 func (t Terms) Settle(s State) State {
-	since := t.Eras.since(t.Era)
+	since := t.Revisions.since(t.Revision)
 	switch {
 	case s.TS >= since:
 		return t.Carry(s)
-	case s.TS < t.Eras.lastReset(t.Era):
+	case s.TS < t.Revisions.lastReset(t.Revision):
 		return t.Kind.Fill(t.On(since), s.endLeases(), since)
 	}
-	before := t.Eras.Holding(s.TS).Seeded(t.Seed).On(since - 1)
-	return t.Kind.Enter(t.On(since), before, before.Carry(s), since, t.Eras.eras[t.Era].Change)
+	before := t.Revisions.Holding(s.TS).Seeded(t.Seed).On(since - 1)
+	return t.Kind.Enter(t.On(since), before, before.Carry(s), since, t.Revisions.revisions[t.Revision].Change)
 }
 
 // AnySpan reports whether one of n terms has a span.
@@ -183,7 +183,7 @@ func AnySpan(n int, terms func(i int) *Terms) bool {
 }
 
 // SetNow gives the asks the terms in effect at Now.
-func (p *Page) SetNow(calls ...[]Ask) {
+func (p *Ledger) SetNow(calls ...[]Ask) {
 	p.advance()
 	for _, asks := range calls {
 		for i := range asks {
@@ -196,7 +196,7 @@ func (p *Page) SetNow(calls ...[]Ask) {
 
 // advance moves Now to the begin of the latest Span that a row has seen, if that is less than a minute ahead. The
 // statement may have waited for a call that was decided in that Span. Seen from there, other rows may be, too.
-func (p *Page) advance() {
+func (p *Ledger) advance() {
 	for i := 0; i < len(p.Rows); i++ {
 		t, s := &p.Rows[i].Terms, p.states[i]
 		if !t.HasSpan() || p.marks[i].absent || s.TS <= p.Now || t.FromFuture(s, p.Now) {
@@ -210,7 +210,7 @@ func (p *Page) advance() {
 
 // Settle brings the rows of the asks to the terms that SetNow has given these. They are written with the bucket, if a
 // call changes it.
-func (p *Page) Settle(calls ...[]Ask) {
+func (p *Ledger) Settle(calls ...[]Ask) {
 	for i := range p.Rows {
 		if p.marks[i].absent {
 			p.states[i] = p.Rows[i].Terms.Full(p.Now)
@@ -218,7 +218,7 @@ func (p *Page) Settle(calls ...[]Ask) {
 	}
 	for _, asks := range calls {
 		for i := range asks {
-			if a := &asks[i]; a.Terms.Eras != nil || a.Terms.IsQuota() {
+			if a := &asks[i]; a.Terms.Revisions != nil || a.Terms.IsQuota() {
 				if at, _ := p.Index(a.Key); p.isNew(at) {
 					p.states[at] = a.Terms.Full(p.Now)
 				} else {

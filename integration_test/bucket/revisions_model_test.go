@@ -61,16 +61,16 @@ func FuzzHistory(f *testing.F) {
 	}))
 }
 
-// erasHistory is a bucket in eras twice, as stored and in the exact model.
+// erasHistory is a bucket in revisions twice, as stored and in the exact model.
 type erasHistory struct {
 	*rapid.T
 
-	src   shrinking
-	list  []bucket.Era
-	eras  *bucket.Eras
-	model *buckettest.ExactBucket
-	row   *bucket.State // as it is stored; nil: there is none
-	now   int64
+	src       shrinking
+	list      []bucket.Revision
+	revisions *bucket.Revisions
+	model     *buckettest.ExactBucket
+	row       *bucket.State // as it is stored; nil: there is none
+	now       int64
 
 	// The latest credit or refusal since a call that wrote ts. Neither writes it, so if the clock steps back behind it,
 	// the time up to it may count once more, within what capacity and rate give for the span. The model is stricter.
@@ -81,9 +81,9 @@ type erasHistory struct {
 
 func newErasHistory(t *rapid.T, draw func(buckettest.Source) bucket.Terms) *erasHistory {
 	h := &erasHistory{T: t, src: shrinking{t}, now: opening - minute, counted: math.MinInt64}
-	h.list = buckettest.DrawEras(h.src, draw)
-	h.eras = bucket.NewEras(h.list)
-	h.model = buckettest.NewExactBucket(buckettest.ExactlyEras(h.list))
+	h.list = buckettest.DrawRevisions(h.src, draw)
+	h.revisions = bucket.NewRevisions(h.list)
+	h.model = buckettest.NewExactBucket(buckettest.ExactlyRevisions(h.list))
 	for _, e := range h.list {
 		t.Logf("from %d: %v, %+v", e.From, e.Change, e.Terms)
 	}
@@ -99,7 +99,7 @@ func (h *erasHistory) run(n int) {
 
 // advance moves the clock, mostly to where something is about to happen, and sometimes back.
 func (h *erasHistory) advance() {
-	terms := h.eras.Holding(h.now)
+	terms := h.revisions.Holding(h.now)
 	period := float64(buckettest.Period(terms))
 	switch h.src.Pick(9) {
 	case 0:
@@ -128,14 +128,14 @@ func (h *erasHistory) advance() {
 // settle returns the terms that hold, and the row of the bucket under them, as the store does on locked rows. It is
 // compared with the model, which is brought to the same instant.
 func (h *erasHistory) settle() (terms bucket.Terms, row bucket.State, absent bool, now int64) {
-	terms, now = h.eras.Holding(h.now), h.now
+	terms, now = h.revisions.Holding(h.now), h.now
 	if s := h.row; s != nil && s.TS > now && !terms.FromFuture(*s, h.now) {
 		since, _ := terms.At(s.TS).Span()
 		now = max(now, since)
 	}
 	terms = terms.At(now)
 	asks := []bucket.Ask{{Key: bucket.Key{Name: "limit"}, Terms: terms}}
-	p := bucket.NewPage(asks)
+	p := bucket.NewLedger(asks)
 	p.Now = now
 	if h.row != nil {
 		p.Put(0, *h.row, false)
@@ -161,14 +161,14 @@ func (h *erasHistory) holds(terms bucket.Terms, row bucket.State, now int64, whe
 	want := h.model.Tokens(now)
 	off := buckettest.Off(buckettest.Tokens(terms, row, now), want)
 	if off > h.model.Off+h.slack(terms) {
-		h.Fatalf("at %d, %s, %+v of era %d holds %v, and exactly %v", now, when, row, terms.Era, buckettest.Tokens(terms, row, now), want.FloatString(12))
+		h.Fatalf("at %d, %s, %+v of revision %d holds %v, and exactly %v", now, when, row, terms.Revision, buckettest.Tokens(terms, row, now), want.FloatString(12))
 	}
-	require.GreaterOrEqual(h, row.TS, h.list[terms.Era].From, "a row that is settled is of the era") // the era of the first is not checked
+	require.GreaterOrEqual(h, row.TS, h.list[terms.Revision].From, "a row that is settled is of the revision") // the revision of the first is not checked
 }
 
 // slack is how far off a number of these terms may be.
 func (h *erasHistory) slack(terms bucket.Terms) float64 {
-	return 0x1p-46 * (terms.Capacity + terms.Rate + terms.MaxOwed)
+	return 0x1p-46 * (terms.Capacity + terms.Rate + terms.MaxDebt)
 }
 
 // step makes one call.
@@ -179,7 +179,7 @@ func (h *erasHistory) step() {
 	keep := !absent
 	amount := max(terms.Capacity*h.src.Unit()*buckettest.One(h.src, 0.1, 0.5, 1, 1), bucket.MinTokens)
 	chance := h.src.Pick(20)
-	h.Logf("at %d, in era %d: call %d, amount %v, on %+v, absent %v", now, terms.Era, chance, amount, row, absent)
+	h.Logf("at %d, in revision %d: call %d, amount %v, on %+v, absent %v", now, terms.Revision, chance, amount, row, absent)
 	counted := h.counted
 	h.counted = max(h.counted, now)
 	switch {
@@ -199,7 +199,7 @@ func (h *erasHistory) step() {
 		h.model.Credit(amount, now)
 		keep = true
 	default:
-		lowest := -terms.MaxOwed * float64(h.src.Pick(2))
+		lowest := -terms.MaxDebt * float64(h.src.Pick(2))
 		keep = h.take(terms, &row, now, amount-lowest*h.src.Unit(), lowest) || keep
 	}
 	h.holds(terms, row, now, "after the call")
@@ -222,7 +222,7 @@ func (h *erasHistory) take(terms bucket.Terms, row *bucket.State, now int64, cos
 		h.model.Spend(cost, now)
 		cost, lowest, h.counted = 0, 0, math.MinInt64
 	}
-	o := (&bucket.Ask{Terms: terms, Cost: cost}).Tell(&answer, lowest, &bucket.Content{})
+	o := (&bucket.Ask{Terms: terms, Cost: cost}).Tell(&answer, lowest, &bucket.Snapshot{})
 	if !allowed {
 		h.waits(terms, now, o.RetryAfter, cost+lowest)
 	} else {
@@ -240,12 +240,12 @@ func (h *erasHistory) decided(terms bucket.Terms, allowed bool, spare, cost floa
 		return
 	}
 	if spare > 0 != allowed {
-		h.Fatalf("%v at %d in era %d: allowed %v, with %v to spare", cost, now, terms.Era, allowed, spare)
+		h.Fatalf("%v at %d in revision %d: allowed %v, with %v to spare", cost, now, terms.Revision, allowed, spare)
 	}
 }
 
-// waits checks that the bucket holds so many tokens after the wait, and not a microsecond before, while no other era
-// begins.
+// waits checks that the bucket holds so many tokens after the wait, and not a microsecond before, while no other
+// revision begins.
 func (h *erasHistory) waits(terms bucket.Terms, now int64, wait time.Duration, tokens float64) {
 	slack := h.model.Off + h.slack(terms)
 	if at := wait.Microseconds(); at < bucket.Horizon/2 {
@@ -262,10 +262,10 @@ func TestCreditUntilTheEndOfTheWindow(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		src := shrinking{t}
-		list := buckettest.DrawEras(src, buckettest.Everyday)
+		list := buckettest.DrawRevisions(src, buckettest.Everyday)
 		last := &list[len(list)-1]
 		last.From = max(last.From, opening)
-		exact, terms := buckettest.ExactlyEras(list), bucket.NewEras(list).Holding(last.From)
+		exact, terms := buckettest.ExactlyRevisions(list), bucket.NewRevisions(list).Holding(last.From)
 		period := buckettest.Period(last.Terms)
 		for range 20 {
 			now := last.From + int64(src.Unit()*2*float64(period))
@@ -274,7 +274,7 @@ func TestCreditUntilTheEndOfTheWindow(t *testing.T) {
 				continue
 			}
 			require.Equal(t, exact.MayCredit(len(list)-1, taken, now), terms.Begin(now) <= buckettest.CreditUntil(terms, taken),
-				"taken at %d, and given back at %d, in an era from %d of %+v", taken, now, last.From, last.Terms)
+				"taken at %d, and given back at %d, in a revision from %d of %+v", taken, now, last.From, last.Terms)
 		}
 	})
 }
