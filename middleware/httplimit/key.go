@@ -65,9 +65,12 @@ func storable(text string) string {
 
 // Header returns the Key of the header called name. Header lines that differ are ErrBadKey, because the handler may
 // read either of them. In Authorization, "bearer x" is the key "Bearer x", because schemes have no case (RFC 9110). Do
-// not use it for a client's address; use [ClientIP].
+// not use it for a client's address; use [ClientIP]. It panics for Host, which net/http has in [http.Request.Host] only.
 func Header(name string) Key {
 	mustName("Header", name)
+	if http.CanonicalHeaderKey(name) == "Host" {
+		panic("httplimit: Header: net/http removes Host from the header; write a Key that returns r.Host")
+	}
 	isAuthorization := http.CanonicalHeaderKey(name) == "Authorization"
 	return func(r *http.Request) (string, error) {
 		values := r.Header.Values(name)

@@ -245,6 +245,7 @@ func TestMistakesOfTheProgramPanic(t *testing.T) {
 		"TrustedUnnamed":    func() { httplimit.TrustedHeader("", prefixes("10.0.0.0/8")...) },
 		"FromRulesOfNone":   func() { httplimit.FromRules(nil, nil) },
 		"HeaderUnnamed":     func() { httplimit.Header("") },
+		"HeaderOfNobody":    func() { httplimit.Header("host") },
 		"CookieUnnamed":     func() { httplimit.Cookie("") },
 		"QueryUnnamed":      func() { httplimit.Query("") },
 		"PathValueUnnamed":  func() { httplimit.PathValue("") },
