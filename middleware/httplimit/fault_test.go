@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -81,6 +82,37 @@ func TestTheBodyOfARefusedRequest(t *testing.T) {
 		require.NoError(t, response.Body.Close())
 		require.Equal(t, next, response.StatusCode)
 	}
+}
+
+// TestARefusedRequestKeepsItsContext promises that a refusal puts a deadline on the connection only to read a body: if
+// the body is read, net/http would cancel the request's context at the deadline.
+func TestARefusedRequestKeepsItsContext(t *testing.T) {
+	t.Parallel()
+	b := setup(t)
+	refusing := b.spent(t, httplimit.Config{})
+	for _, isRead := range []bool{true, false} {
+		r := request(t)
+		r.Body, r.ContentLength = io.NopCloser(strings.NewReader("abcd")), 4
+		if isRead {
+			_, err := io.ReadFull(r.Body, make([]byte, 4))
+			require.NoError(t, err)
+		}
+		w := &connection{ResponseRecorder: httptest.NewRecorder()}
+		refusing.ServeHTTP(w, r)
+		require.Equal(t, http.StatusTooManyRequests, w.Code)
+		require.Equal(t, !isRead, w.hasDeadline)
+	}
+}
+
+// connection is a writer that knows whether its connection has a deadline for reading.
+type connection struct {
+	*httptest.ResponseRecorder
+	hasDeadline bool
+}
+
+func (c *connection) SetReadDeadline(at time.Time) error {
+	c.hasDeadline = !at.IsZero()
+	return nil
 }
 
 // TestAFailedCreditIsReported promises that a request stays charged if the server does not answer after its handler,
