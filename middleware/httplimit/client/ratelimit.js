@@ -243,7 +243,7 @@ export function createClient({
   let states = new Map(); // by the limit's name
   let samples = [], offset = NaN; // of the server's clock less ours, in microseconds: between low and high
   let asked = 0, answered = 0; // polls are counted: an answer to one before the latest answered is no news
-  let failures = 0, error = null, pause = pollMs, timer, ticker;
+  let failures = 0, error = null, due = 0, timer, ticker; // due: when to poll next, on our clock
   const seen = () => !globalThis.document?.hidden;
   const serverNow = () => Math.floor(now() * 1000 + offset);
 
@@ -268,6 +268,7 @@ export function createClient({
   async function refresh() {
     if (life.signal.aborted) return;
     const turn = ++asked, sent = now();
+    due = sent + timeoutMs; // until it is answered
     const late = () => life.signal.aborted || turn < answered;
     let failure = null, retryAfterMs = 0;
     try {
@@ -295,15 +296,15 @@ export function createClient({
     error = failure;
     failures = failure ? failures + 1 : 0;
     const backoff = Math.min(pollMs * 2 ** failures, Math.max(pollMs, LONGEST_BACKOFF));
-    pause = failure ? Math.max(backoff, retryAfterMs) : pollMs;
+    const pause = failure ? Math.max(backoff, retryAfterMs) : pollMs;
+    due = now() + Math.min(pause * (1 + Math.random() / 4), 86_400e3); // not all pages at once
     schedule();
     notify();
   }
 
   function schedule() {
     clearTimeout(timer);
-    const ms = Math.min(pause * (1 + Math.random() / 4), 86_400e3); // not all pages at once
-    if (seen()) timer = setTimeout(refresh, ms);
+    if (seen()) timer = setTimeout(refresh, Math.max(due - now(), 0));
   }
 
   function pace() {

@@ -185,6 +185,27 @@ export async function BacksOffWhileTheServerFails() {
   equal(stage.polls.length, asked + 2);
 }
 
+export async function ComesBackToAPageThatIsLeftAgainAndAgain() {
+  const { stage } = await started();
+  for (let failed = 0; failed < 6; failed++) {
+    await stage.pass(400e3);
+    await stage.answer({ status: 503 });
+  }
+  const asked = stage.polls.length;
+  for (let i = 0; i < 2; i++) { // each look is shorter than the pause, of up to 375 s
+    await stage.pass(100e3);
+    await stage.show(false);
+    await stage.pass(100e3);
+    await stage.show(true);
+  }
+  await stage.pass(0);
+  equal(stage.polls.length, asked + 1, 'polls when the pause is over');
+  await stage.show(false);
+  await stage.show(true);
+  await stage.pass(1000);
+  equal(stage.polls.length, asked + 1, 'and not beside a poll');
+}
+
 export async function ComesBackNoEarlierThanTheServerSays() {
   const { stage, client } = start();
   await stage.answer({ status: 503, headers: { 'Retry-After': '900' } });
