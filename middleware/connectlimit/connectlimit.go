@@ -69,8 +69,6 @@ type Config struct {
 	// calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), and all after Close of the limiter, are rejected even
 	// so. Defaults to false.
 	FailOpen bool
-	// RetryAfter is the wait in an answer without a decision. Defaults to 1 second.
-	RetryAfter time.Duration
 	// InvalidKey is the code for a key that is missing, empty, or cannot be stored. Defaults to CodeInvalidArgument, for
 	// keys that clients send; CodeUnauthenticated and CodeInternal may fit better.
 	InvalidKey connect.Code
@@ -85,7 +83,7 @@ type Config struct {
 // concurrent use. Its answers:
 //
 //	refused              CodeResourceExhausted (429), with RetryInfo, QuotaFailure and ErrorInfo
-//	no decision          CodeUnavailable (503), with RetryInfo and ErrorInfo, unless Config.FailOpen allows the call
+//	no decision          CodeUnavailable (503), with RetryInfo (1 second) and ErrorInfo, unless Config.FailOpen allows it
 //	cost above capacity  CodeInvalidArgument, with ErrorInfo; no RetryInfo, because waiting doesn't help
 //	invalid cost         CodeInvalidArgument, with ErrorInfo
 //	no key               Config.InvalidKey, with ErrorInfo: calls without a key never share a bucket
@@ -109,8 +107,8 @@ func New(limiter *ratelimit.Limiter, config Config) (*Interceptor, error) {
 	gate, err := rpclimit.New(limiter, rpclimit.Config[Call]{
 		Method: func(c Call) string { return c.Spec.Procedure }, HasCode: hasCode,
 		Requests: config.Requests, Message: config.Message, Skip: config.Skip,
-		Timeout: config.Timeout, FailOpen: config.FailOpen, RetryAfter: config.RetryAfter,
-		InvalidKey: rpclimit.Code(config.InvalidKey), Domain: config.Domain, Logger: config.Logger,
+		Timeout: config.Timeout, FailOpen: config.FailOpen, InvalidKey: rpclimit.Code(config.InvalidKey),
+		Domain: config.Domain, Logger: config.Logger,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)

@@ -184,7 +184,6 @@ func TestAnswers(t *testing.T) {
 		return nil, connect.NewError(connect.CodeOutOfRange, errors.New(message.(*text).GetValue()))
 	}
 	ofMessage := connectlimit.Config{Requests: asking(everybody.Global()), Message: refusesMessage}
-	waits := connectlimit.Config{RetryAfter: 2500 * time.Millisecond, Requests: ada}
 	costly := connectlimit.Config{Requests: asking(perUser.For("17").Cost(3))}
 	noKey := connectlimit.Config{InvalidKey: connect.CodeUnauthenticated, Requests: asking(perUser.For(""))}
 	plain := connect.WithClientOptions()
@@ -204,7 +203,11 @@ func TestAnswers(t *testing.T) {
 		{memory, refuses, refused, wait, "30", connect.WithProtoJSON()},
 		{memory, refuses, refused, pushback, "29999", connect.WithGRPC()},
 		{memory, refuses, refused, pushback, "29999", connect.WithGRPCWeb()},
-		{down, waits, "unavailable, RATE_LIMIT_UNAVAILABLE of pgratelimit, in 2.5s, the limits of this call could not be asked", wait, "3", plain},
+		{
+			down,
+			connectlimit.Config{Requests: ada},
+			"unavailable, RATE_LIMIT_UNAVAILABLE of pgratelimit, in 1s, the limits of this call could not be asked", wait, "1", plain,
+		},
 		{down, connectlimit.Config{FailOpen: true, Requests: ada}, "ok", wait, "", plain},
 		{memory, costly, "invalid_argument, COST_EXCEEDS_CAPACITY of pgratelimit", wait, "", plain},
 		{memory, noKey, "unauthenticated, INVALID_KEY of pgratelimit", wait, "", plain},

@@ -54,8 +54,6 @@ type Config struct {
 	// calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), and all after Close of the limiter, are rejected even
 	// so. Defaults to false.
 	FailOpen bool
-	// RetryAfter is the wait in an answer without a decision. Defaults to 1 second.
-	RetryAfter time.Duration
 	// InvalidKey is the code for a key that is missing, empty, or cannot be stored. Defaults to codes.InvalidArgument, for
 	// keys that clients send; codes.Unauthenticated and codes.Internal may fit better.
 	InvalidKey codes.Code
@@ -69,7 +67,7 @@ type Config struct {
 // Interceptor limits calls. It is safe for concurrent use. Its answers:
 //
 //	refused              ResourceExhausted, with RetryInfo, QuotaFailure and ErrorInfo
-//	no decision          Unavailable, with RetryInfo and ErrorInfo, unless Config.FailOpen allows the call
+//	no decision          Unavailable, with RetryInfo (1 second) and ErrorInfo, unless Config.FailOpen allows the call
 //	cost above capacity  InvalidArgument, with ErrorInfo; no RetryInfo, because waiting doesn't help
 //	invalid cost         InvalidArgument, with ErrorInfo
 //	no key               Config.InvalidKey, with ErrorInfo: calls without a key never share a bucket
@@ -91,8 +89,8 @@ func New(limiter *ratelimit.Limiter, config Config) (*Interceptor, error) {
 	gate, err := rpclimit.New(limiter, rpclimit.Config[string]{
 		Method: func(fullMethod string) string { return fullMethod }, HasCode: hasCode,
 		Requests: config.Requests, Message: config.Message, Skip: config.Skip,
-		Timeout: config.Timeout, FailOpen: config.FailOpen, RetryAfter: config.RetryAfter,
-		InvalidKey: rpclimit.Code(config.InvalidKey), Domain: config.Domain, Logger: config.Logger,
+		Timeout: config.Timeout, FailOpen: config.FailOpen, InvalidKey: rpclimit.Code(config.InvalidKey),
+		Domain: config.Domain, Logger: config.Logger,
 	})
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)

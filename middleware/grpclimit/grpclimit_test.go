@@ -182,7 +182,6 @@ func TestAnswers(t *testing.T) {
 	const refused = "ResourceExhausted, RATE_LIMITED of echo.example, in 29.9985s, limited by perUser: retry after 29.999s, " +
 		"limit:perUser, perUser, perUser: 2 per minute"
 	refuses := grpclimit.Config{Domain: "echo.example", Requests: asking(perUser.For("hunter2"), everybody.Global())}
-	waits := grpclimit.Config{RetryAfter: 2500 * time.Microsecond, Requests: ada}
 	noKey := grpclimit.Config{InvalidKey: codes.Unauthenticated, Requests: asking(perUser.For(""))}
 	own := func(context.Context, string) ([]ratelimit.Request, error) {
 		return nil, status.Error(codes.PermissionDenied, "sign in")
@@ -197,7 +196,12 @@ func TestAnswers(t *testing.T) {
 		pushback []string // never too early
 	}{
 		{memory, refuses, refused, []string{"29999"}},
-		{down, waits, "Unavailable, RATE_LIMIT_UNAVAILABLE of pgratelimit, in 2.5ms, the limits of this call could not be asked", []string{"3"}},
+		{
+			down,
+			grpclimit.Config{Requests: ada},
+			"Unavailable, RATE_LIMIT_UNAVAILABLE of pgratelimit, in 1s, the limits of this call could not be asked",
+			[]string{"1000"},
+		},
 		{down, grpclimit.Config{FailOpen: true, Requests: ada}, "OK", nil},
 		{memory, grpclimit.Config{Requests: asking(perUser.For("17").Cost(3))}, "InvalidArgument, COST_EXCEEDS_CAPACITY of pgratelimit", nil},
 		{memory, noKey, "Unauthenticated, INVALID_KEY of pgratelimit", nil},

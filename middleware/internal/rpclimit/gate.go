@@ -29,24 +29,20 @@ type Config[Call any] struct {
 	Skip       func(ctx context.Context, call Call) bool
 	Timeout    time.Duration
 	FailOpen   bool
-	RetryAfter time.Duration
 	InvalidKey Code
 	Domain     string
 	Logger     *slog.Logger
 }
 
 const (
-	defaultTimeout    = time.Second
-	defaultRetryAfter = time.Second
-	defaultDomain     = "pgratelimit"
+	defaultTimeout = time.Second
+	defaultDomain  = "pgratelimit"
+	retryFailure   = time.Second // the wait in an answer without a decision
 )
 
 func (c Config[Call]) withDefaults() Config[Call] {
 	if c.Timeout == 0 {
 		c.Timeout = defaultTimeout
-	}
-	if c.RetryAfter == 0 {
-		c.RetryAfter = defaultRetryAfter
 	}
 	if c.InvalidKey == OK {
 		c.InvalidKey = InvalidArgument
@@ -66,8 +62,6 @@ func (c Config[Call]) validate() error {
 		return errors.New("field Requests is nil; return the limits of a call, and what it asks of them")
 	case c.Timeout < 0:
 		return fmt.Errorf("field Timeout is %v; use a duration above 0, or 0 for the default", c.Timeout)
-	case c.RetryAfter < 0:
-		return fmt.Errorf("field RetryAfter is %v; use a duration above 0, or 0 for the default", c.RetryAfter)
 	case c.InvalidKey > Unauthenticated:
 		return fmt.Errorf("field InvalidKey is %d, which is not a code", c.InvalidKey)
 	}
@@ -272,7 +266,7 @@ func (g *Gate[Call]) decide(ctx context.Context, method string, requests []ratel
 		return outcome, misused()
 	}
 	r := g.rejection(Unavailable, "RATE_LIMIT_UNAVAILABLE", "the limits of this call could not be asked")
-	r.RetryAfter = g.config.RetryAfter
+	r.RetryAfter = retryFailure
 	return outcome, r
 }
 

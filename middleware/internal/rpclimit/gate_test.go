@@ -233,7 +233,7 @@ func TestUndecided(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				b := setup(t, nil, func(config *rpclimit.Config[call]) {
-					config.FailOpen, config.Timeout, config.RetryAfter = c.open, time.Second, 2500*time.Millisecond
+					config.FailOpen, config.Timeout = c.open, time.Second
 				})
 				if c.slow {
 					b.lock(t, perUser.For("ada"))
@@ -250,7 +250,7 @@ func TestUndecided(t *testing.T) {
 				case rpclimit.OK:
 					release()
 				case rpclimit.Unavailable:
-					require.Equal(t, 2500*time.Millisecond, rejectionOf(t, err).RetryAfter)
+					require.Equal(t, time.Second, rejectionOf(t, err).RetryAfter)
 					require.Equal(t, "RATE_LIMIT_UNAVAILABLE", rejectionOf(t, err).Reason)
 					require.Contains(t, b.log.String(), "error_type=timeout")
 				default:
@@ -280,7 +280,6 @@ func TestNewRefuses(t *testing.T) {
 	for want, change := range map[string]func(*rpclimit.Config[call]){
 		"Requests is nil":    func(c *rpclimit.Config[call]) { c.Requests = nil },
 		"Timeout is -1s":     func(c *rpclimit.Config[call]) { c.Timeout = -time.Second },
-		"RetryAfter is -1s":  func(c *rpclimit.Config[call]) { c.RetryAfter = -time.Second },
 		"InvalidKey is 4711": func(c *rpclimit.Config[call]) { c.InvalidKey = 4711 },
 	} {
 		c := config()
