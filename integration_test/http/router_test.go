@@ -215,6 +215,18 @@ func TestCreditsBehindGin(t *testing.T) {
 	}
 }
 
+// TestGinStreamsInsideTheMiddleware promises that the writer for a Credit has CloseNotify, which the Stream of Gin calls.
+func TestGinStreamsInsideTheMiddleware(t *testing.T) {
+	t.Parallel()
+	limit := userLimit
+	limit.Credit = httplimit.CreditOn5xx
+	router := gin.New()
+	router.GET("/", func(c *gin.Context) {
+		require.False(t, c.Stream(func(io.Writer) bool { return false }), "the client is not gone")
+	})
+	require.Equal(t, http.StatusOK, get(t, limited(t, ratelimittest.New(t, nil), limit)(router), "/").Code)
+}
+
 // requireDraftFields checks that both fields are what the draft says, by a parser of structured fields, and returns the
 // numbers of each policy.
 func requireDraftFields(t *testing.T, header http.Header) (policies, limits map[string]map[string]int64) {

@@ -129,15 +129,7 @@ func (w *writer) wrote(n int64, sent bool) {
 	}
 }
 
-// Push implements http.Pusher.
-func (w *writer) Push(target string, options *http.PushOptions) error {
-	if pusher, pushes := w.ResponseWriter.(http.Pusher); pushes {
-		return pusher.Push(target, options)
-	}
-	return http.ErrNotSupported
-}
-
-// CloseNotify implements http.CloseNotifier, which some frameworks still need.
+// CloseNotify implements http.CloseNotifier, which the Stream of Gin needs.
 func (w *writer) CloseNotify() <-chan bool {
 	gone := make(chan bool, 1)
 	context.AfterFunc(w.response.request.Context(), func() { gone <- true })
