@@ -55,8 +55,7 @@ var longNumber = regexp.MustCompile(`(^| )\d{5,}`)
 
 // inWords returns a policy or a rule in words, with commas in its large numbers.
 func inWords(policy any) string {
-	text := strings.ReplaceAll(fmt.Sprint(policy), "up to 0 owed", "no debt")
-	return longNumber.ReplaceAllStringFunc(text, func(number string) string {
+	return longNumber.ReplaceAllStringFunc(fmt.Sprint(policy), func(number string) string {
 		digits := strings.TrimPrefix(number, " ")
 		return number[:len(number)-len(digits)] + commas(digits)
 	})

@@ -13,7 +13,7 @@ BEGIN
         RETURN p_key;
     END IF;
     RAISE EXCEPTION 'ratelimit: the key for % is %', coalesce(quote_literal(left(p_name, 80)), 'NULL'), CASE WHEN p_key IS NULL THEN 'NULL' ELSE 'empty' END
-        USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass who the tokens belong to, such as user_id::text. For one bucket for everybody, call take_global.';
+        USING ERRCODE = 'invalid_parameter_value', HINT = 'Pass who the tokens belong to, such as user_id::text. For one bucket for everybody, call take_global, or give take_all "global": true.';
 END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.checked_key FROM PUBLIC;
@@ -180,29 +180,31 @@ BEGIN
     END IF;
     SELECT e.v INTO v_bad FROM jsonb_array_elements(requests) AS e (v)
     WHERE CASE jsonb_typeof(e.v) WHEN 'object' THEN EXISTS (SELECT FROM jsonb_each(e.v) AS f WHERE NOT CASE f.key WHEN 'cost' THEN jsonb_typeof(f.value) = 'number'
+        WHEN 'global' THEN f.value = 'false' OR f.value = 'true' AND e.v ->> 'key' IS NULL
         ELSE f.key IN ('name', 'key', 'plan') AND jsonb_typeof(f.value) IN ('string', 'null') END) ELSE true END LIMIT 1;
     IF FOUND THEN
         RAISE EXCEPTION 'ratelimit: take_all cannot read the request %', left(v_bad::text, 200) USING ERRCODE = 'invalid_parameter_value',
-            HINT = 'A request has a name and a key, and may have a cost (a number) and a plan.';
+            HINT = 'A request has a name and either a key or "global": true, and may have a cost (a number) and a plan.';
     END IF;
     FOR v_request IN
         SELECT r.name, r.key, sum(coalesce(r.cost, 1) ORDER BY r.n) AS cost, min(r.plan) AS plan, count(DISTINCT coalesce(r.plan, '')) AS plans
-        FROM (SELECT x.*, e.n FROM jsonb_array_elements(requests) WITH ORDINALITY AS e (v, n), jsonb_to_record(e.v) AS x (name text, key text, cost float8, plan text)) AS r
+        FROM (SELECT x.name, CASE WHEN x.global THEN '' ELSE ratelimit.checked_key(x.name, x.key) END AS key, x.cost, x.plan, e.n
+            FROM jsonb_array_elements(requests) WITH ORDINALITY AS e (v, n), jsonb_to_record(e.v) AS x (name text, key text, global boolean, cost float8, plan text)) AS r
         GROUP BY r.name, r.key ORDER BY r.name COLLATE "C", r.key COLLATE "C"
     LOOP
         IF v_request.plans > 1 THEN
             RAISE EXCEPTION 'ratelimit: take_all asks for one bucket of % on two plans', quote_literal(v_request.name) USING ERRCODE = 'invalid_parameter_value',
                 HINT = 'Say which plan its key is on.';
         END IF;
-        v_terms := v_terms || ratelimit.terms_of(v_request.name, ratelimit.checked_key(v_request.name, v_request.key), v_request.plan, v_request.cost, v_now, NULL);
+        v_terms := v_terms || ratelimit.terms_of(v_request.name, v_request.key, v_request.plan, v_request.cost, v_now, NULL);
     END LOOP;
     v_terms := ratelimit.take_from(v_terms, 'take');
-    RETURN QUERY SELECT d.* FROM jsonb_array_elements(requests) WITH ORDINALITY AS e (v, n) JOIN unnest(v_terms) AS t ON t.name = e.v ->> 'name' AND t.key = e.v ->> 'key',
+    RETURN QUERY SELECT d.* FROM jsonb_array_elements(requests) WITH ORDINALITY AS e (v, n) JOIN unnest(v_terms) AS t ON t.name = e.v ->> 'name' AND t.key = CASE WHEN (e.v ->> 'global')::boolean THEN '' ELSE e.v ->> 'key' END,
         ratelimit.decision_of(t) AS d ORDER BY e.n;
 END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.take_all FROM PUBLIC;
-COMMENT ON FUNCTION ratelimit.take_all IS 'Takes from all of several limits or from none, and returns a row for each: SELECT bool_and(allowed) FROM ratelimit.take_all(''[{"name": "messages", "key": "ana"}, {"name": "site", "key": "eu", "cost": 2}]'').';
+COMMENT ON FUNCTION ratelimit.take_all IS 'Takes from all of several limits or from none, and returns a row for each: SELECT bool_and(allowed) FROM ratelimit.take_all(''[{"name": "messages", "key": "ana"}, {"name": "site", "global": true, "cost": 2}]'').';
 
 -- change charges, credits or fills a bucket.
 -- +goose StatementBegin

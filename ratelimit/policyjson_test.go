@@ -29,7 +29,7 @@ func writtenPolicies() []written {
 			`{"kind":"token bucket","rate":0.5,"period":"24h","capacity":50,"max_reserved":7,"shards":4}`,
 		},
 		{tokens{Rate: 9, Period: second, Capacity: none}, "9 per second, no capacity", `{"kind":"token bucket","rate":9,"period":"1s","capacity":0}`},
-		{tokens{Rate: 9, Period: second, MaxReserved: none}, "9 per second, up to 0 owed", `{"kind":"token bucket","rate":9,"period":"1s","max_reserved":0}`},
+		{tokens{Rate: 9, Period: second, MaxReserved: none}, "9 per second, no debt", `{"kind":"token bucket","rate":9,"period":"1s","max_reserved":0}`},
 		{
 			tokens{Rate: 9, Period: second, MaxReserved: ratelimit.NoReservations},
 			"9 per second, no reservations",

@@ -95,7 +95,7 @@ func describeRest(maxReserved float64, shards int) (text string) {
 	switch maxReserved {
 	case 0:
 	case None:
-		text = ", up to 0 owed"
+		text = ", no debt"
 	case NoReservations:
 		text = ", no reservations"
 	default:

@@ -220,6 +220,7 @@ func (p *pair) ask() {
 	limit, known := p.set.Limit("m")
 	key, plan, cost := one(p.Rand, "ana", "bob"), one(p.Rand, "", "pro", "free"), one(p.Rand, 1.0, 1, 0.3, 2, 7, 0)
 	verb := one(p.Rand, "take", "take", "take", "check", "charge", "credit", "reset", "take_all")
+	other := one(p.Rand, map[string]string{"ana": "bob", "bob": "ana"}[key], "") // of take_all; none means everybody
 	p.log = append(p.log, fmt.Sprintf("%d %s %s plan %q cost %v", p.now, verb, key, plan, cost))
 	var want []decision
 	var goErr, sqlErr error
@@ -231,8 +232,11 @@ func (p *pair) ask() {
 			d, goErr = p.limiter.Take(ctx, request)
 		case "take_all":
 			goErr = p.limiter.InTx(ctx, func(tx pgx.Tx) (err error) {
-				other := map[string]string{"ana": "bob", "bob": "ana"}[key]
-				d, err = p.limiter.WithTx(tx).Take(ctx, request, limit.For(other).Plan(plan).Cost(1))
+				second := limit.For(other)
+				if other == "" {
+					second = limit.Global()
+				}
+				d, err = p.limiter.WithTx(tx).Take(ctx, request, second.Plan(plan))
 				return err
 			})
 		case "check":
@@ -253,8 +257,11 @@ func (p *pair) ask() {
 	case "reset":
 		query, args = `SELECT * FROM ratelimit.reset($1, $2, $3)`, []any{"m", key, plan}
 	case "take_all":
-		other := map[string]string{"ana": "bob", "bob": "ana"}[key]
-		data, err := json.Marshal([]map[string]any{{"name": "m", "key": key, "cost": cost, "plan": plan}, {"name": "m", "key": other, "plan": plan}})
+		second := map[string]any{"name": "m", "key": other, "plan": plan}
+		if other == "" {
+			second = map[string]any{"name": "m", "global": true, "plan": plan}
+		}
+		data, err := json.Marshal([]map[string]any{{"name": "m", "key": key, "cost": cost, "plan": plan}, second})
 		require.NoError(t, err)
 		query, args = `SELECT * FROM ratelimit.take_all($1)`, []any{string(data)}
 	}
