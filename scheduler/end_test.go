@@ -63,7 +63,7 @@ func TestCancel(t *testing.T) {
 	t.Parallel()
 	f := setup(t, func(s *settings) { s.river.RetryPolicy = later{} })
 	enqueue := func(name string) scheduler.Enqueued {
-		return f.enqueue(t, &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{Tags: []string{name}}}, daily.For(name).Cost(30))
+		return f.enqueue(t, &river.InsertOpts{Tags: []string{name}}, daily.For(name).Cost(30))
 	}
 	cancel := func(id int64, result error) (state rivertype.JobState, err error) {
 		err = pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {

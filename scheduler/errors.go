@@ -7,7 +7,7 @@ var (
 	ErrInvalidConfig = errors.New("scheduler: invalid configuration")
 
 	// ErrInvalidJob is returned by Enqueue, before any SQL, when its client, its args or a field of its
-	// EnqueueOpts cannot be used.
+	// InsertOpts cannot be used.
 	ErrInvalidJob = errors.New("scheduler: invalid job")
 
 	// ErrNotInstalled is returned by Enqueue if its client does not have the Scheduler's Middleware. The client's workers

@@ -142,14 +142,14 @@ func await(t testing.TB, events <-chan *river.Event, n int, kind river.EventKind
 }
 
 // enqueue enqueues a task in a transaction of its own.
-func (f *fixture) enqueue(t testing.TB, opts *scheduler.EnqueueOpts, requests ...ratelimit.Request) scheduler.Enqueued {
+func (f *fixture) enqueue(t testing.TB, opts *river.InsertOpts, requests ...ratelimit.Request) scheduler.Enqueued {
 	t.Helper()
 	e, err := f.tryEnqueue(t.Context(), opts, requests...)
 	require.NoError(t, err)
 	return e
 }
 
-func (f *fixture) tryEnqueue(ctx context.Context, opts *scheduler.EnqueueOpts, requests ...ratelimit.Request) (e scheduler.Enqueued, err error) {
+func (f *fixture) tryEnqueue(ctx context.Context, opts *river.InsertOpts, requests ...ratelimit.Request) (e scheduler.Enqueued, err error) {
 	err = pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) error {
 		e, err = f.scheduler.Enqueue(ctx, f.client, tx, taskArgs{Name: "task"}, opts, requests...)
 		return err
@@ -210,14 +210,13 @@ func TestEnqueue(t *testing.T) {
 	later := f.enqueue(t, nil, perSecond.For("a"), slow.Global().Cost(2), perSecond.For("b"))
 	require.Equal(t, 20*time.Second, later.Delay(), "the slowest of the limits decides")
 	require.Len(t, later.States, 3)
-	require.Equal(t, later.ReadyAt, later.RunAt)
 	require.Equal(t, rivertype.JobStateScheduled, later.Job.State)
 	require.WithinDuration(t, later.ReadyAt, later.Job.ScheduledAt, 0)
 
-	options := &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{
+	options := &river.InsertOpts{
 		MaxAttempts: 3, Metadata: []byte(`{"trace": [1, 2]}`), Priority: 4, Queue: "llm", Tags: []string{"prompt"},
 		UniqueOpts: river.UniqueOpts{ByArgs: true},
-	}}
+	}
 	unique := f.enqueue(t, options, perSecond.For("unique").Cost(4))
 	require.Equal(t, 3, unique.Job.MaxAttempts)
 	require.Equal(t, 4, unique.Job.Priority)
@@ -273,45 +272,21 @@ func TestEnqueueThatDoesNotCommit(t *testing.T) {
 	}
 }
 
-func TestJitter(t *testing.T) {
-	t.Parallel()
-	for name, c := range map[string]struct{ stale, jitter, least, most time.Duration }{
-		"SpreadsTheStartOverTheJitter":           {time.Hour, time.Minute, 20 * time.Second, time.Minute}, // fails once in 1e11 runs
-		"KeepsTheJitterFromMakingTheSlotTooLate": {time.Second, time.Hour, 0, time.Second / 2},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := setup(t, func(s *settings) { s.limiter.StaleAfter = c.stale })
-			first, last := time.Duration(math.MaxInt64), time.Duration(0)
-			for range 40 {
-				e := f.enqueue(t, &scheduler.EnqueueOpts{Jitter: c.jitter}, perSecond.Global().Cost(0.01))
-				offset := e.RunAt.Sub(e.ReadyAt)
-				require.GreaterOrEqual(t, offset, time.Duration(0))
-				require.Less(t, offset, c.most)
-				require.WithinDuration(t, e.RunAt, e.Job.ScheduledAt, 0)
-				first, last = min(first, offset), max(last, offset)
-			}
-			require.Greater(t, last-first, c.least)
-		})
-	}
-}
-
 func TestEnqueueErrors(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	// A statement would panic.
-	try := func(client *river.Client[pgx.Tx], args river.JobArgs, opts scheduler.EnqueueOpts, requests ...ratelimit.Request) error {
+	try := func(client *river.Client[pgx.Tx], args river.JobArgs, opts river.InsertOpts, requests ...ratelimit.Request) error {
 		return did(f.scheduler.Enqueue(t.Context(), client, struct{ pgx.Tx }{}, args, &opts, requests...))
 	}
 	with := func(opts river.InsertOpts) error {
-		return try(f.client, taskArgs{}, scheduler.EnqueueOpts{InsertOpts: opts}, perSecond.Global())
+		return try(f.client, taskArgs{}, opts, perSecond.Global())
 	}
-	none := scheduler.EnqueueOpts{}
+	none := river.InsertOpts{}
 	for name, test := range map[string]struct{ err, want error }{
 		"NoClient":        {try(nil, taskArgs{}, none, perSecond.Global()), scheduler.ErrInvalidJob},
 		"NoArgs":          {try(f.client, nil, none, perSecond.Global()), scheduler.ErrInvalidJob},
 		"NilArgs":         {try(f.client, (*taskArgs)(nil), none, perSecond.Global()), scheduler.ErrInvalidJob},
-		"NegativeJitter":  {try(f.client, taskArgs{}, scheduler.EnqueueOpts{Jitter: -1}, perSecond.Global()), scheduler.ErrInvalidJob},
 		"ScheduledAt":     {with(river.InsertOpts{ScheduledAt: time.Now()}), scheduler.ErrInvalidJob},
 		"MetadataList":    {with(river.InsertOpts{Metadata: []byte(`[]`)}), scheduler.ErrInvalidJob},
 		"MetadataNull":    {with(river.InsertOpts{Metadata: []byte(`null`)}), scheduler.ErrInvalidJob},
@@ -328,7 +303,7 @@ func TestEnqueueErrors(t *testing.T) {
 		*fixture
 		queue, want string
 	}{{f, "not a queue!", "queue name"}, {bare, "", scheduler.ErrNotInstalled.Error()}} {
-		opts := &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{Queue: test.queue}}
+		opts := &river.InsertOpts{Queue: test.queue}
 		require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
 			_, err := test.scheduler.Enqueue(t.Context(), test.client, tx, taskArgs{}, opts, perSecond.Global().Cost(4))
 			require.ErrorContains(t, err, test.want)
@@ -380,7 +355,7 @@ func TestInstall(t *testing.T) {
 	require.NoError(t, err)
 
 	// No client works the queue of this job: it ends outside of the middleware, and Maintain finds it.
-	elsewhere := f.enqueue(t, &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{Queue: "elsewhere"}}, perSecond.Global())
+	elsewhere := f.enqueue(t, &river.InsertOpts{Queue: "elsewhere"}, perSecond.Global())
 	_, err = f.client.JobCancel(t.Context(), elsewhere.Job.ID)
 	require.NoError(t, err)
 	killed := f.enqueue(t, nil, daily.Global().Cost(30))
@@ -439,7 +414,7 @@ func TestSchemas(t *testing.T) {
 	require.Contains(t, string(e.Job.Metadata), `"ratelimit:reservation:limits"`)
 	require.Zero(t, f.jobs(t), "in the schema of the search_path")
 
-	elsewhere := &scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{Queue: "elsewhere"}}
+	elsewhere := &river.InsertOpts{Queue: "elsewhere"}
 	for _, each := range []*fixture{f, other} {
 		e = each.enqueue(t, elsewhere, daily.Global().Cost(10))
 		_, err := each.client.JobCancel(t.Context(), e.Job.ID)

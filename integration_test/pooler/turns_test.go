@@ -111,7 +111,7 @@ func TestJobsThroughPgBouncer(t *testing.T) {
 			require.NoError(t, atonce.Do(callers, func(worker int) error {
 				return limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 					e, err := sched.Enqueue(t.Context(), client, tx, pooledArgs{},
-						&scheduler.EnqueueOpts{InsertOpts: river.InsertOpts{Queue: how}}, roomy.For(how))
+						&river.InsertOpts{Queue: how}, roomy.For(how))
 					reservations[worker] = e.ID
 					return err
 				})
