@@ -95,7 +95,7 @@ var _ rivertype.WorkerMiddleware = (*holding)(nil)
 // Work runs a job while holding the slots of its requests.
 func (m *holding) Work(ctx context.Context, job *rivertype.JobRow, work func(context.Context) error) error {
 	h := m.holder
-	requests, err := h.config.Requests(job)
+	requests, err := requestsFor(job, h.config.Requests)
 	if err != nil {
 		return fmt.Errorf("scheduler: hold: %w", err)
 	}

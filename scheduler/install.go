@@ -3,6 +3,7 @@ package scheduler
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/riverqueue/river"
@@ -18,8 +19,9 @@ import (
 //	client, err := river.NewClient(riverpgxv5.New(pool), config)
 //
 // It adds the Middleware, before existing ones, and the middlewares of holders before it, in their order. For a client
-// with Queues, which works jobs, it also adds a periodic job that calls Maintain every minute, and its worker. If
-// Install returns an error, the configuration is unchanged.
+// with Queues, which works jobs, it also adds a periodic job that calls Maintain every minute, and its worker. The job
+// uses the queue "default", or otherwise the first of Queues by name. If Install returns an error, the configuration is
+// unchanged.
 func (s *Scheduler) Install(config *river.Config, holders ...*Holder) error {
 	if config == nil {
 		return fmt.Errorf("%w: the river.Config is nil; pass the one that river.NewClient gets", ErrInvalidConfig)
@@ -42,10 +44,18 @@ func (s *Scheduler) Install(config *river.Config, holders ...*Holder) error {
 				ErrInvalidConfig, err)
 		}
 		config.Workers = workers
-		config.PeriodicJobs = append(slices.Clip(config.PeriodicJobs), periodicJob())
+		config.PeriodicJobs = append(slices.Clip(config.PeriodicJobs), periodicJob(queueOf(config)))
 	}
 	config.Middleware = append(append(installed, s.Middleware()), config.Middleware...)
 	return nil
+}
+
+// queueOf returns the queue for Maintain's job: one that the client works, or the jobs would pile up.
+func queueOf(config *river.Config) string {
+	if _, works := config.Queues[river.QueueDefault]; works {
+		return river.QueueDefault
+	}
+	return slices.Min(slices.Collect(maps.Keys(config.Queues)))
 }
 
 func (s *Scheduler) isMiddleware(m rivertype.Middleware) bool {

@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
+	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
 // Maintained is the result of a call of Maintain.
@@ -162,13 +163,23 @@ type maintainArgs struct{}
 // Kind returns "ratelimit_maintain".
 func (maintainArgs) Kind() string { return "ratelimit_maintain" }
 
+// requestsFor returns what a job costs or holds by a function of the program, which isn't asked about Maintain's job.
+func requestsFor(job *rivertype.JobRow,
+	requests func(*rivertype.JobRow) ([]ratelimit.Request, error),
+) ([]ratelimit.Request, error) {
+	if requests == nil || job.Kind == (maintainArgs{}).Kind() {
+		return nil, nil
+	}
+	return requests(job)
+}
+
 // maintainEvery is how often a client that Install has configured calls Maintain.
 const maintainEvery = time.Minute
 
 // periodicJob returns the element of river.Config.PeriodicJobs that has Maintain called.
-func periodicJob() *river.PeriodicJob {
+func periodicJob(queue string) *river.PeriodicJob {
 	return river.NewPeriodicJob(river.PeriodicInterval(maintainEvery), func() (river.JobArgs, *river.InsertOpts) {
-		return maintainArgs{}, &river.InsertOpts{MaxAttempts: 1} // the next job does the rest
+		return maintainArgs{}, &river.InsertOpts{MaxAttempts: 1, Queue: queue} // the next job does the rest
 	}, &river.PeriodicJobOpts{RunOnStart: true})
 }
 

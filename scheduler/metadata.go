@@ -44,10 +44,7 @@ func (s *Scheduler) requestsOf(job *rivertype.JobRow) ([]ratelimit.Request, erro
 	if written := recorded[json.RawMessage](job, s.requestsKey()); written != nil {
 		return s.limiter.UnmarshalRequests(written)
 	}
-	if s.config.Requests == nil { // the job is of a version before requestsKey
-		return nil, nil
-	}
-	return s.config.Requests(job)
+	return requestsFor(job, s.config.Requests) // the job is of a version before requestsKey
 }
 
 // sameAttempt reports whether the job is at the attempt that was started last. So it is after a snooze, and after its

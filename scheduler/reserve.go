@@ -12,10 +12,7 @@ import (
 // reserve reserves the cost of a job that was inserted without Enqueue, when a worker first takes it up. It returns the
 // ID of the reservation, which the job's metadata get when the attempt ends; "" for a job that costs nothing.
 func (s *Scheduler) reserve(ctx context.Context, job *rivertype.JobRow) (id string, err error) {
-	if s.config.Requests == nil {
-		return "", nil
-	}
-	requests, err := s.config.Requests(job)
+	requests, err := requestsFor(job, s.config.Requests)
 	if err != nil {
 		return "", fmt.Errorf("scheduler: requests: %w", err)
 	}

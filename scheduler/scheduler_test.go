@@ -2,6 +2,7 @@ package scheduler_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"math"
 	"testing"
@@ -325,15 +326,16 @@ func TestEnqueueErrors(t *testing.T) {
 // killed worker's slot is free when its lease ends, and not before.
 func TestInstall(t *testing.T) {
 	t.Parallel()
-	f := setup(t)
 	slot := ratelimit.Define("slot", ratelimit.Concurrency{Slots: 1, Lease: time.Second}).Global()
+	ofTask := func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
+		if job.Kind != (taskArgs{}).Kind() {
+			return nil, fmt.Errorf("what does a job %q cost?", job.Kind)
+		}
+		return []ratelimit.Request{slot}, nil
+	}
+	f := setup(t, func(s *settings) { s.scheduler.Requests = ofTask })
 	holder, err := scheduler.NewHolder(f.limiter, scheduler.HolderConfig{
-		Requests: func(job *rivertype.JobRow) ([]ratelimit.Request, error) {
-			if job.Kind != (taskArgs{}).Kind() {
-				return nil, nil
-			}
-			return []ratelimit.Request{slot}, nil
-		},
+		Requests:  ofTask,
 		MaxSnooze: 50 * time.Millisecond,
 	})
 	require.NoError(t, err)
@@ -348,7 +350,7 @@ func TestInstall(t *testing.T) {
 	}))
 	config := &river.Config{
 		FetchCooldown: 5 * time.Millisecond, FetchPollInterval: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler), TestOnly: true,
-		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 10}}, Workers: workers,
+		Queues: map[string]river.QueueConfig{"tasks": {MaxWorkers: 10}}, Workers: workers,
 	}
 	require.NoError(t, f.scheduler.Install(config, holder))
 	f.client, err = river.NewClient(riverpgxv5.New(f.pool), config)
@@ -358,7 +360,7 @@ func TestInstall(t *testing.T) {
 	elsewhere := f.enqueue(t, &river.InsertOpts{Queue: "elsewhere"}, perSecond.Global())
 	_, err = f.client.JobCancel(t.Context(), elsewhere.Job.ID)
 	require.NoError(t, err)
-	killed := f.enqueue(t, nil, daily.Global().Cost(30))
+	killed := f.enqueue(t, &river.InsertOpts{Queue: "tasks"}, daily.Global().Cost(30))
 	_, err = f.limiter.Start(t.Context(), killed.ID)
 	require.NoError(t, err)
 	lease, err := f.limiter.Acquire(t.Context(), slot) // without a renewal
