@@ -116,8 +116,16 @@ func (k *known) add(r *report, now int64) {
 	k.SeenUs = now
 	k.tally.add(r.tally)
 	if r.retryAfter > 0 {
-		k.PausedUntilUs = max(k.PausedUntilUs, now+r.retryAfter.Microseconds())
+		k.PausedUntilUs = max(k.pausedUntil(now), now+r.retryAfter.Microseconds())
 	}
+}
+
+// pausedUntil returns the end of the pause, and 0 without one, or if only a wrong clock can have set it.
+func (k *known) pausedUntil(now int64) int64 {
+	if k.PausedUntilUs <= now || k.PausedUntilUs > now+(maxPause+time.Minute).Microseconds() {
+		return 0
+	}
+	return k.PausedUntilUs
 }
 
 // turn begins the next epoch if the present one is over at now, and reports whether it was. An epoch that a wrong clock

@@ -182,9 +182,9 @@ func (p *Policies) learn(due []*exchanged, now int64) {
 		if !e.isKnown {
 			continue
 		}
-		until := int64(0)
-		if e.known.PausedUntilUs > now {
-			until = e.known.PausedUntilUs + behind
+		until := e.known.pausedUntil(now)
+		if until != 0 {
+			until += behind
 		}
 		e.mu.Lock()
 		e.pausedUntil.Store(max(until, e.retryAt))

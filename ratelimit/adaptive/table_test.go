@@ -309,19 +309,27 @@ func TestOldRowsAreForgotten(t *testing.T) {
 	require.Empty(t, p.told.failed)
 }
 
-// A clock that was ahead leaves no epoch that lasts until it comes there.
+// A clock that was ahead leaves no epoch, and no pause, that lasts until it comes there.
 func TestAClockThatStepsBackBeginsTheEpochAgain(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)
 	began := m.Now()
-	m.Advance(time.Hour)
+	m.Advance(2 * maxPause)
 	m.share(t, "a", 0.5)
+	m.exec(t, "UPDATE ratelimit.upstreams SET paused_until_us = $1", m.Now().Add(time.Second).UnixMicro())
 	m.Set(began)
 	p := m.process(t, m.Pool)
-	p.report(t, api.For("a"), 1, 0)
+	require.Equal(t, 50.0, p.rate(t, "a"))
+	require.NoError(t, p.limiter.Require(t.Context(), api.For("a")))
+	until := m.Now().Add(time.Minute).UnixMicro()
+	require.NoError(t, p.Report(p.limiter, api.For("a"), Outcome{RetryAfter: time.Minute}))
+	m.Advance(2 * time.Second)
 	p.exchange()
+	now := m.Now().UnixMicro()
 	k, _ := m.row(t, "a")
-	require.Equal(t, known{Epoch: 1, BegunUs: began.UnixMicro(), SeenUs: began.UnixMicro(), Share: 0.5}, k)
+	require.Equal(t, known{
+		Epoch: 1, BegunUs: now, SeenUs: now, Share: 0.5, PausedUntilUs: until,
+	}, k)
 }
 
 // The statements are of the schema, and exchanges run beside the calls until Close.
