@@ -157,11 +157,11 @@ func (l *Lock) block(ctx context.Context, limiter *ratelimit.Limiter, key string
 // BlockIfUsedUp is Block if attempts, the state of a limit in a Decision, has less than one token left. Call it after
 // an attempt has failed, with the state of the Decision that allowed the attempt. So of many attempts at once only the
 // last one locks. Pass a context.WithoutCancel, as of Block, or a client that leaves at once escapes the lock. It
-// returns the zero time if attempts are left.
+// returns the zero time if attempts are left, or if their limit is off or in shadow.
 func (l *Lock) BlockIfUsedUp(ctx context.Context, limiter *ratelimit.Limiter, key string,
 	attempts ratelimit.State,
 ) (until time.Time, err error) {
-	if attempts.Remaining >= 1 {
+	if attempts.Mode != ratelimit.On || attempts.Remaining >= 1 {
 		return time.Time{}, nil
 	}
 	first := l.config.First

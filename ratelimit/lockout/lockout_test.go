@@ -244,6 +244,18 @@ func TestBlockIfUsedUp(t *testing.T) {
 	s.asks(lock, "cyd", 30*time.Second)
 	usesUp(lock, ratelimit.Define("slow", ratelimit.TokenBucket{Rate: 1, Period: 100 * ratelimit.Day, Capacity: 5}), "dan")
 	s.asks(lock, "dan", time.Hour)
+
+	tried := ratelimit.Define("tried", ratelimit.TokenBucket{Rate: 1, Period: time.Hour})
+	shadow, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: ratelimit.ShadowLimits(tried)})
+	require.NoError(t, err)
+	for range 2 {
+		d, err := shadow.Take(t.Context(), tried.For("eve"), lock.For("eve"))
+		require.NoError(t, err)
+		require.True(t, d.Allowed)
+		until, err := lock.BlockIfUsedUp(t.Context(), shadow, "eve", d.States[0])
+		require.NoError(t, err)
+		require.Zero(t, until)
+	}
 }
 
 func TestNew(t *testing.T) {
