@@ -137,10 +137,9 @@ func (s *List) ask(w *waiter, others ...ratelimit.Request) (ratelimit.Lease, err
 // serve asks for the callers of a queue, one after the other, until none is left.
 func (s *List) serve(ctx context.Context, q *queue) {
 	p := &place{s: s, key: q.key}
-	defer func() {
-		p.giveUp(ctx)
-		s.signal(q.key) // a queue that began meanwhile is behind this place
-	}()
+	defer s.signal(q.key)            // a queue that began meanwhile is behind this place
+	defer func() { _ = recover() }() // nobody waits for giveUp; the place ends by itself
+	defer p.giveUp(ctx)
 	defer func() {
 		if failure := recover(); failure != nil { // of a hook of the program, such as a tracer of pgx
 			s.fail(q, fmt.Errorf("waitlist: wait for %q: a hook panicked: %v", s.limit.Name(), failure))

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
@@ -395,6 +396,61 @@ func TestNotifications(t *testing.T) {
 	cancel()
 	require.NoError(t, running.Wait())
 }
+
+// A tracer of pgx that panics while the process leaves the line doesn't end the process.
+func TestAHookMayPanic(t *testing.T) {
+	t.Parallel()
+	tracer := &panicking{panicked: make(chan struct{}, 100)}
+	pool := postgrestest.New(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer })
+	limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: observer(func(event ratelimit.Event) {
+		d, ok := event.(ratelimit.Decided)
+		tracer.armed.Store(ok && d.Verb == "acquire" && d.Decision.States[0].Limit.Name() == one.Name())
+	})})
+	require.NoError(t, err)
+	s := newList(t, limiter, one, waitlist.Config{Poll: time.Millisecond})
+	for range 2 {
+		held, err := limiter.Acquire(t.Context(), one.For("acme"))
+		require.NoError(t, err)
+		tracer.armed.Store(false)
+		var g errgroup.Group
+		var lease ratelimit.Lease
+		g.Go(func() (err error) {
+			lease, err = s.Acquire(t.Context(), one.For("acme"))
+			return err
+		})
+		require.Eventually(t, func() bool {
+			value, err := limiter.Value(t.Context(), s.Limits()[1].For("acme"))
+			return err == nil && len(value.Leases()) == 1
+		}, time.Minute, time.Millisecond)
+		require.NoError(t, limiter.Release(t.Context(), held.ID))
+		require.NoError(t, g.Wait())
+		<-tracer.panicked
+		tracer.armed.Store(false)
+		require.NoError(t, limiter.Release(t.Context(), lease.ID))
+	}
+}
+
+// panicking is a tracer that panics while it is armed.
+type panicking struct {
+	armed    atomic.Bool
+	panicked chan struct{}
+}
+
+func (p *panicking) TraceAcquireStart(ctx context.Context, _ *pgxpool.Pool, _ pgxpool.TraceAcquireStartData) context.Context {
+	if p.armed.Load() {
+		p.panicked <- struct{}{}
+		panic("a tracer panicked")
+	}
+	return ctx
+}
+
+func (*panicking) TraceAcquireEnd(context.Context, *pgxpool.Pool, pgxpool.TraceAcquireEndData) {}
+
+func (*panicking) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (*panicking) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // TestRunReportsThatItDoesNotListen promises a Failed for a pool that cannot connect, and for one that has no
 // connection to give.
