@@ -61,6 +61,7 @@ bench: ## Measure against peers, on servers it starts: some twenty minutes, or A
 lint: ## Check the code, its format and each go.mod
 	$(GOLANGCI_LINT) run $(addsuffix /...,$(MODULES))
 	$(GOLANGCI_LINT) fmt --diff
+	GOARCH=386 go build work
 	@for module in $(MODULES); do (cd "$$module" && echo "go mod tidy -diff in $$module" && go mod tidy -diff) || exit; done
 
 fmt: ## Format the code as lint requires

@@ -40,8 +40,8 @@ func UpTo(
 	if n < 1 {
 		return 0, d, fmt.Errorf("%w: take up to %d units; ask for 1 or more", ratelimit.ErrInvalidRequest, n)
 	}
-	const mostUnits, mostTakes = 1 << 53, 4 // float64 represents these numbers of units exactly
-	units := min(n, mostUnits)
+	const mostUnits, mostTakes = int64(1 << 53), 4 // float64 represents these numbers of units exactly
+	units := int(min(int64(n), mostUnits))
 	for takes := 1; ; {
 		d, err = l.Take(ctx, times(requests, units)...)
 		var tooMuch *ratelimit.CapacityError
