@@ -115,6 +115,11 @@ func TestFunctionsUseThePrimaryKey(t *testing.T) {
 			{`'[` + knownEnd + `]', '[` + generalAsk("key 17", "charge", "") + `,` + generalAsk("no key", "credit", "") + `]', NULL, NULL, 1, false`, 4, true},
 			{`'[` + knownEnd + `]', NULL, NULL, NULL, 1, true`, 1, false},
 		},
+		"settle_costs_1": {
+			{knownReservation + `'settled', '[` + generalAsk("known", "", `, "cost": 3`) + `]', NULL, NULL`, 2, true},
+			{knownReservation + `'settled', '[]', NULL, 50`, 1, false},
+			{unknownReservation + `'cancelled', '[]', NULL, 50`, 1, false},
+		},
 		"start_1": {
 			{knownReservation + `0, false, 1, NULL, false`, 2, false},
 			{knownReservation + `0, false, 1, NULL, true`, 0, true},

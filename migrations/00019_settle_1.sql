@@ -17,7 +17,7 @@
 -- state is that before the call; null: there is no such reservation, or a call that is alone sees none. done is whether the call is decided: the reservation has ended, now if
 -- state is open, with amount as the difference. If done is false, nothing was changed, and the caller decides on locked rows: there are
 -- other buckets, the terms are unknown or don't hold now, or the row of the bucket is of another policy, of a later window or of a
--- wrong clock. name to plan are those of the bucket.
+-- wrong clock. name to plan are those of the bucket; if an open reservation has several, name is null.
 --
 -- A surplus is given back to the window in which it was paid, and only until that ends: more is never in the bucket than its capacity, or
 -- that of the reservation. Whether the window has ended is seen behind the lock of the row.
@@ -133,13 +133,15 @@ BEGIN
         END IF;
 
         IF p_wait_ms IS NOT NULL THEN
-            SELECT r.state, r.name, r.key, r.shard, r.plan INTO state, name, key, shard, plan FROM ratelimit.reservations AS r WHERE r.id = p_id;
+            SELECT r.state, CASE WHEN r.others IS NULL OR r.state <> 'open' THEN r.name END, r.key, r.shard, r.plan
+            INTO state, name, key, shard, plan FROM ratelimit.reservations AS r WHERE r.id = p_id;
         ELSE
             INSERT INTO ratelimit.reservations AS r (id, ready_us, expires_us, cost, capacity, rate, steps, step_us, phase_us, lowest,
                 paid_us, release, state, name, key)
             VALUES (p_id, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, false, 'open', '', '')
             ON CONFLICT (id) DO UPDATE SET state = r.state
-            RETURNING r.state, r.name, r.key, r.shard, r.plan INTO state, name, key, shard, plan;
+            RETURNING r.state, CASE WHEN r.others IS NULL OR r.state <> 'open' THEN r.name END, r.key, r.shard, r.plan
+            INTO state, name, key, shard, plan;
             IF name = '' THEN -- it was deleted meanwhile
                 RAISE SQLSTATE 'RL003';
             END IF;

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
-const latest = 36
+const latest = 37
 
 func TestUp(t *testing.T) {
 	t.Parallel()

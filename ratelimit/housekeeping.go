@@ -133,14 +133,13 @@ func expireAtOnce(
 ) (ended int, left []*reserved.Reservation) {
 	byID, ends := make(map[string]*reserved.Reservation), []*store.Settlement(nil)
 	for _, r := range due {
-		b := &r.Buckets[0]
 		if r.State == reserved.Expired { // it has returned nothing
 			reserving{l}.Ended(ctx, r, make([]float64, len(r.Buckets)))
 			ended++
 			continue
 		}
-		q := cancellationOf(ctx, l, reserved.Place{Key: b.Key, Plan: b.Plan, Several: len(r.Buckets) > 1})
-		if q == nil || !l.session.KeepsInSQL() || !l.session.Settles(q.Terms) {
+		q := cancellationOf(ctx, l, r.Place())
+		if q == nil || !l.session.KeepsInSQL() || !l.session.Settles(q) {
 			left = append(left, r)
 			continue
 		}

@@ -64,9 +64,10 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	if err != nil {
 		return Reservation{}, err
 	}
+	plans := c.plan.plans()
 	c.Reserve = &reserved.Keeping{
 		StaleAfter: l.config.StaleAfter, ExpireAfter: l.config.ExpireAfter, Release: l.config.ReleaseExpired,
-		NotBefore: c.plan.notBefore, Plans: c.plan.plans(),
+		NotBefore: c.plan.notBefore, Plans: plans,
 	}
 	d, err := l.do(ctx, c)
 	if err != nil {
@@ -74,7 +75,7 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	}
 	r := Reservation{Decision: d}
 	if kept := c.reservation(); kept != nil {
-		l.places.Note(kept.ID, c.Asks, c.plan.of[0].plan)
+		l.places.Note(kept.ID, c.Asks, plans)
 		r.ID, r.ReadyAt, r.StaleAt = kept.ID, time.UnixMicro(kept.ReadyUs), optionalTime(kept.StaleUs)
 	}
 	return r, nil

@@ -72,47 +72,70 @@ func (l *Limiter) Cancel(ctx context.Context, id string) error {
 		func(r *reserved.Reservation) ([]float64, error) { return r.Credit(), nil })
 }
 
-// settlementOf returns the settlement of a reservation with the costs of its bucket, or as it was reserved. It is nil
-// for several buckets or rows.
+// settlementOf returns the settlement of a reservation with its costs, or as it was reserved. It is nil for limits with
+// several rows.
 func settlementOf(l *Limiter, id string, costs map[bucket.Key]actualCost) *store.Settlement {
-	if at, known := l.places.Of(id); known && at.Several {
-		return nil
-	}
-	if len(costs) == 0 {
+	at, _ := l.places.Of(id)
+	several := at.Others != nil || len(costs) > 1
+	if len(costs) == 0 && !several {
 		return &store.Settlement{}
 	}
+	settled := make([]store.ActualCost, 0, len(costs))
 	for key, actual := range costs {
-		if len(costs) == 1 && actual.subject.shards == 1 {
-			return &store.Settlement{
-				Bucket: &key, Cost: &actual.cost, Free: actual.subject.mode == Off,
-				Terms: l.termsNow(actual.terms),
-			}
+		if actual.subject.shards > 1 {
+			return nil
 		}
+		settled = append(settled, store.ActualCost{
+			Key: key, Cost: actual.cost, Free: actual.subject.mode == Off, Terms: l.termsNow(actual.terms),
+		})
 	}
-	return nil
+	return settlementAt(at, several, settled)
 }
 
-// cancellationOf returns the settlement that cancels the reservation of a bucket, under the terms that Resolve gives
-// it. It is nil if these depend on those of the reservation, or are those of several rows.
-func cancellationOf(ctx context.Context, l *Limiter, at reserved.Place) *store.Settlement {
-	q := &store.Settlement{Bucket: &at.Key, Cost: new(0.0)}
-	last := l.policies.last(at.Key.Name)
-	switch {
-	case at.Several, last == nil && l.config.Policies != nil:
-		return nil
-	case last == nil:
-		q.Own = true
-		return q
+// settlementAt returns the settlement of a reservation at a place, which may be unknown, with costs.
+func settlementAt(at reserved.Place, several bool, costs []store.ActualCost) *store.Settlement {
+	if !several {
+		c := &costs[0]
+		return &store.Settlement{Bucket: &c.Key, Cost: &c.Cost, Free: c.Free, Own: c.Own, Terms: c.Terms}
 	}
-	limit := *last
-	if rule := ruleFor(ctx, l, "cancel", limit, at.Plan, at.Key.Key); rule != nil {
-		limit = rule.holding(l.config.estimate()).limit
+	q := &store.Settlement{Several: true, Costs: costs}
+	if at.Others != nil {
+		q.Bucket = &at.Key
 	}
-	if limit.definition().shards > 1 {
-		return nil
+	for i := range at.Others {
+		q.Others = append(q.Others, at.Others[i].Key)
 	}
-	q.Terms = l.termsNow(limit.termsFor(at.Key.Key))
 	return q
+}
+
+// cancellationOf returns the settlement that cancels a reservation, under the terms that Resolve gives it. It is nil if
+// these depend on those of the reservation, or are those of several rows.
+func cancellationOf(ctx context.Context, l *Limiter, at reserved.Place) *store.Settlement {
+	costs := make([]store.ActualCost, 0, 1+len(at.Others))
+	for i := range cap(costs) {
+		of := &at
+		if i > 0 {
+			of = &at.Others[i-1]
+		}
+		c := store.ActualCost{Key: of.Key}
+		switch last := l.policies.last(of.Key.Name); {
+		case last == nil && l.config.Policies != nil:
+			return nil
+		case last == nil:
+			c.Own = true
+		default:
+			limit := *last
+			if rule := ruleFor(ctx, l, "cancel", limit, of.Plan, of.Key.Key); rule != nil {
+				limit = rule.holding(l.config.estimate()).limit
+			}
+			if limit.definition().shards > 1 {
+				return nil
+			}
+			c.Terms = l.termsNow(limit.termsFor(of.Key.Key))
+		}
+		costs = append(costs, c)
+	}
+	return settlementAt(at, at.Others != nil, costs)
 }
 
 // termsNow returns the terms as of now, by an estimate of the database's clock.
@@ -124,8 +147,7 @@ func (l *Limiter) termsNow(t bucket.Terms) *bucket.Terms {
 }
 
 // end moves an open reservation to a final state, and charges the amounts that amounts returns for its buckets. keyed
-// is whether the call names keys that are not in their stored form. A q that is not nil does the same for a reservation
-// of one bucket.
+// is whether the call names keys that are not in their stored form. A q that is not nil does the same by one statement.
 func end(ctx context.Context, l *Limiter, verb, id string, keyed bool, q *store.Settlement, final ReservationState,
 	amounts func(*reserved.Reservation) ([]float64, error),
 ) error {
@@ -156,21 +178,17 @@ func endAtOnce(ctx context.Context, l *Limiter, verb string, keyed bool, q *stor
 	if err := l.pass(ctx, verb, keyed, !keyed); err != nil {
 		return false, err
 	}
-	if !l.session.Settles(q.Terms) {
+	if !l.session.Settles(q) {
 		return false, nil
 	}
 	err = endOne(ctx, l, verb, q)
-	e := q.Ended
-	// now the bucket is known
-	if asks := q.Cost != nil && q.Terms == nil && !q.Own; err == nil && asks && !e.Done && e.State == reserved.Open {
-		id, final := q.ID, q.Final
-		if q = cancellationOf(ctx, l, reserved.Place{Key: e.Key, Plan: e.Plan}); q == nil || !l.session.Settles(q.Terms) {
+	if err == nil && !q.Ended.Done && q.Ended.State == reserved.Open {
+		if q = learned(ctx, l, q); q == nil || !l.session.Settles(q) {
 			return false, nil
 		}
-		q.ID, q.Final = id, final
 		err = endOne(ctx, l, verb, q)
-		e = q.Ended
 	}
+	e := q.Ended
 	switch {
 	case err != nil || !e.Done:
 		return false, err
@@ -185,18 +203,50 @@ func endAtOnce(ctx context.Context, l *Limiter, verb string, keyed bool, q *stor
 	return true, nil
 }
 
-// ended reports the end of a reservation of one bucket.
-func (l *Limiter) ended(ctx context.Context, e *store.Ended) {
-	if e.Amount != 0 {
-		l.reports.invalidate([]bucket.Ask{{Key: e.Key}})
+// learned returns the settlement for a reservation whose buckets were unknown, now that q has told something about them.
+// It returns nil if it hasn't.
+func learned(ctx context.Context, l *Limiter, q *store.Settlement) (next *store.Settlement) {
+	e := &q.Ended
+	switch {
+	case q.Several:
+		return nil
+	case e.Key.Name != "" && q.Cost != nil && q.Terms == nil && !q.Own:
+		next = cancellationOf(ctx, l, reserved.Place{Key: e.Key, Plan: e.Plan})
+	case e.Key.Name == "" && q.Final == reserved.Settled:
+		next = &store.Settlement{Several: true}
+		if q.Bucket != nil {
+			next.Costs = []store.ActualCost{{Key: *q.Bucket, Cost: *q.Cost, Free: q.Free, Terms: q.Terms}}
+		}
 	}
-	l.reports.tell(ctx, Settlement{Limit: e.Key.Name, Delta: e.Amount, Pending: l.reports.pending()})
+	if next != nil {
+		next.ID, next.Final = q.ID, q.Final
+	}
+	return next
+}
+
+// ended reports the end of a reservation.
+func (l *Limiter) ended(ctx context.Context, e *store.Ended) {
+	l.endedAt(ctx, store.Charged{Key: e.Key, Amount: e.Amount})
+	for _, c := range e.Others {
+		l.endedAt(ctx, c)
+	}
+}
+
+// endedAt is ended for a bucket.
+func (l *Limiter) endedAt(ctx context.Context, c store.Charged) {
+	if c.Amount != 0 {
+		l.reports.invalidate([]bucket.Ask{{Key: c.Key}})
+	}
+	l.reports.tell(ctx, Settlement{Limit: c.Key.Name, Delta: c.Amount, Pending: l.reports.pending()})
 }
 
 // endOne asks the server to end a reservation, outside a transaction together with other calls, if its bucket is known.
 func endOne(ctx context.Context, l *Limiter, verb string, q *store.Settlement) error {
 	if q.Bucket != nil {
 		c := &store.Call{Question: store.Question{Verb: verb, Asks: []bucket.Ask{{Key: *q.Bucket}}}, Settlement: q}
+		for _, key := range q.Others {
+			c.Asks = append(c.Asks, bucket.Ask{Key: key})
+		}
 		if sent, err := (owner{l}).Batch(ctx, c); sent {
 			return err
 		}
@@ -261,7 +311,7 @@ func pausedUntil(ctx context.Context, l *Limiter, id string) *int64 {
 	}
 	at, known := l.places.Of(id)
 	last := l.policies.last(at.Key.Name)
-	if !known || at.Several || last == nil {
+	if !known || at.Others != nil || last == nil {
 		return nil
 	}
 	if rule := ruleFor(ctx, l, "start", *last, at.Plan, at.Key.Key); rule != nil {

@@ -66,7 +66,17 @@ type book struct {
 	ids          []string // of open reservations
 	ended        []string
 
-	refused, single, byStatement int // calls; single are those for one bucket
+	refused         int
+	single, several counts // of calls for one bucket, and for several
+}
+
+// counts are numbers of calls, and of those that a function for them has decided.
+type counts struct{ all, byStatement int }
+
+func (c *counts) add(byStatement bool) {
+	if c.all++; byStatement {
+		c.byStatement++
+	}
 }
 
 // TestReservationsAgree runs random histories of calls on reservations of one bucket, which reserve_1 and settle_1
@@ -99,7 +109,8 @@ func TestReservationsAgree(t *testing.T) {
 					h.step(t)
 				}
 				require.Positive(t, h.refused)
-				require.Greater(t, h.byStatement, h.single/2)
+				require.Greater(t, h.single.byStatement, h.single.all/2)
+				require.Greater(t, h.several.byStatement, h.several.all/2)
 			})
 		}
 	})
@@ -205,7 +216,7 @@ func (h *book) end(t *testing.T) {
 	id := h.ids[i]
 	h.ids, h.ended = slices.Delete(h.ids, i, i+1), append(h.ended, id)
 	want := h.reservation(t, id)
-	if len(want.Buckets) == 1 && h.src.Pick(4) > 0 {
+	if h.src.Pick(4) > 0 {
 		h.settle(t, want)
 		return
 	}
@@ -220,16 +231,7 @@ func (h *book) end(t *testing.T) {
 			amounts[i] = cost - want.Buckets[i].Cost
 		}
 	}
-	var charge store.Charge
-	for i, all := 0, want.Charge(amounts); i < len(amounts); i++ {
-		if amounts[i] != 0 { // of the others no call reads the rows
-			charge.Add(all.Asks[i], all.Amounts[i], all.Taken[i])
-		}
-	}
-	p := h.ledger(t, charge.Asks)
-	for i := range charge.Asks {
-		p.Charge(&charge.Asks[i], charge.Amounts[i], charge.Taken[i])
-	}
+	p := h.charged(t, want, amounts)
 	if want.State, want.ExpiresUs = final, max(want.ExpiresUs, h.now); final == Settled {
 		want.settle(amounts)
 	}
@@ -248,64 +250,102 @@ func (h *book) end(t *testing.T) {
 	h.requireStored(t, want)
 }
 
-// settle settles a reservation of one bucket, or cancels it, by settle_1 if that decides.
+// settle settles a reservation, or cancels it, by settle_1 or settle_costs_1 if that decides.
 func (h *book) settle(t *testing.T, want *Reservation) {
 	t.Helper()
-	b, id := &want.Buckets[0], want.ID
 	byNow{h: h}.Resolve(t.Context(), "", want)
-	cost := b.Cost * buckettest.One(h.src, 0, 0.5, 1, 1.5, 3, h.src.Unit(), 3*h.src.Unit())
-	terms := b.Now
-	q := store.Settlement{ID: id, Final: Settled, Cost: &cost, Bucket: &b.Key, Free: h.src.Pick(2) == 0, Terms: &terms}
-	switch h.src.Pick(5) {
-	case 0:
-		q.Final, q.Bucket, q.Free, cost = Cancelled, nil, false, 0
-	case 1:
-		q.Cost, q.Bucket, q.Terms, q.Free, cost = nil, nil, nil, false, b.Cost
-	case 2:
-		if !h.overRevision && terms.Windows == nil {
-			q.Own, q.Terms, b.Now = true, nil, b.Terms()
+	q := store.Settlement{ID: want.ID, Final: Settled, Several: len(want.Buckets) > 1}
+	chance := h.src.Pick(5)
+	own := chance == 2 && !h.overRevision && !slices.ContainsFunc(want.Buckets, func(b Reserved) bool { return b.Now.Windows != nil })
+	amounts, actual := make([]float64, len(want.Buckets)), make([]*float64, len(want.Buckets))
+	for i := range want.Buckets {
+		b := &want.Buckets[i]
+		c := store.ActualCost{Key: b.Key, Free: h.src.Pick(2) == 0, Own: own}
+		c.Cost = b.Cost * buckettest.One(h.src, 0, 0.5, 1, 1.5, 3, h.src.Unit(), 3*h.src.Unit())
+		if c.Terms = new(b.Now); own {
+			b.Now, c.Terms = b.Terms(), nil
+		}
+		switch {
+		case chance == 0:
+			q.Final, c.Cost, c.Free = Cancelled, 0, false
+		case chance == 1, q.Several && h.src.Pick(4) == 0: // it keeps its cost
+			continue
+		case c.Free:
+			actual[i] = new(min(c.Cost, b.Cost))
+		default:
+			actual[i] = new(c.Cost)
+		}
+		if q.Costs = append(q.Costs, c); actual[i] != nil {
+			amounts[i] = *actual[i] - b.Cost
+		} else {
+			amounts[i] = -b.Cost
 		}
 	}
-	actual := cost
-	if q.Free {
-		actual = min(cost, b.Cost)
+	if !q.Several && len(q.Costs) > 0 {
+		c := &q.Costs[0]
+		q.Bucket, q.Cost, q.Free, q.Own, q.Terms = &c.Key, &c.Cost, c.Free, c.Own, c.Terms
 	}
-	amount := actual - b.Cost
-	charge := want.Charge([]float64{amount})
-	p := h.ledger(t, charge.Asks)
-	if amount != 0 {
-		p.Charge(&charge.Asks[0], charge.Amounts[0], charge.Taken[0])
-	}
+	p := h.charged(t, want, amounts)
 	if want.State, want.ExpiresUs = q.Final, max(want.ExpiresUs, h.now); q.Final == Settled {
-		want.settle([]float64{amount})
-		b.Settled = &actual
+		want.settle(amounts)
 	}
-	h.single++
+	for i := range actual {
+		if actual[i] != nil {
+			want.Buckets[i].Settled = actual[i]
+		}
+	}
+	calls := &h.single
+	if q.Several {
+		calls = &h.several
+	}
 	h.in(t, func(s *store.Session) error {
 		err := s.Settle(t.Context(), &q)
 		if err != nil || q.Ended.Done {
 			require.Equal(t, Open, q.Ended.State)
-			require.Equal(t, amount, q.Ended.Amount)
-			h.byStatement++
+			require.Equal(t, amounts[0], q.Ended.Amount)
+			for i, c := range q.Ended.Others {
+				require.Equal(t, store.Charged{Key: want.Buckets[i+1].Key, Amount: amounts[i+1]}, c)
+			}
+			calls.add(true)
 			return err
 		}
+		calls.add(false)
 		return s.RetryTx(t.Context(), "settle", func(tx *store.Session) error {
 			life := h.life(tx)
-			life.Owner = byNow{h, q.Own}
-			r, err := life.Lock(t.Context(), "settle", id)
+			life.Owner = byNow{h, own}
+			r, err := life.Lock(t.Context(), "settle", want.ID)
 			require.NoError(t, err)
 			return life.End(t.Context(), r, q.Final, func(r *Reservation) ([]float64, error) {
-				if q.Final == Settled {
-					r.Buckets[0].Settled = &actual
+				for i := range actual {
+					r.Buckets[i].Settled = actual[i]
 				}
-				return []float64{amount}, nil
+				return amounts, nil
 			})
 		})
 	})
-	h.requireRows(t, p, fmt.Sprintf("settle %v with %v", b.Cost, amount))
+	h.requireRows(t, p, fmt.Sprintf("%s with %v", q.Final, amounts))
 	h.requireStored(t, want)
 	require.NoError(t, h.session.Settle(t.Context(), &q))
-	require.Equal(t, store.Ended{Done: true, State: q.Final, Key: b.Key, Plan: b.Plan}, q.Ended, "again")
+	require.Equal(t, [2]any{true, q.Final}, [2]any{q.Ended.Done, q.Ended.State}, "again")
+	if !q.Several {
+		require.Equal(t, store.Ended{Done: true, State: q.Final, Key: want.Buckets[0].Key, Plan: want.Buckets[0].Plan}, q.Ended, "again")
+	}
+}
+
+// charged returns a ledger with amounts charged to the buckets of a reservation.
+func (h *book) charged(t *testing.T, r *Reservation, amounts []float64) *bucket.Ledger {
+	t.Helper()
+	var charge store.Charge
+	for i, all := 0, r.Charge(amounts); i < len(amounts); i++ {
+		if amounts[i] != 0 { // of the others no call reads the rows
+			charge.Add(all.Asks[i], all.Amounts[i], all.Taken[i])
+		}
+	}
+	p := h.ledger(t, charge.Asks)
+	for i := range charge.Asks {
+		p.Charge(&charge.Asks[i], charge.Amounts[i], charge.Taken[i])
+	}
+	return p
 }
 
 // requireStored compares a reservation with its row. If windows differ in length, two of their steps may hold at an
@@ -497,9 +537,7 @@ func (h *book) reserve(t *testing.T) {
 	got, _ := c.Record.(*Reservation)
 	want, _ := keep.Record(model, answers).(*Reservation)
 	if len(asks) == 1 {
-		if h.single++; len(got.Buckets) == 0 {
-			h.byStatement++
-		}
+		h.single.add(len(got.Buckets) == 0)
 	}
 	stored := h.reservation(t, got.ID)
 	require.Equal(t, [2]any{stored.ReadyUs, stored.StaleUs}, [2]any{got.ReadyUs, got.StaleUs})

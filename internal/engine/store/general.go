@@ -50,6 +50,10 @@ type policyColumns struct {
 	PhaseUs  int64   `json:"phase_us"`
 }
 
+func policyOf(t *bucket.Terms) *policyColumns {
+	return &policyColumns{t.Capacity, t.Rate, t.Steps, slicesOf(t), t.Step, t.Phase}
+}
+
 // pastColumns are about a row that was written before the policy held.
 type pastColumns struct {
 	FromUs   int64   `json:"from_us"`
@@ -98,7 +102,7 @@ func (c *change) element(same bool, seen *int64, now int64) rowAsk {
 	r := rowAsk{
 		Name: a.Key.Name, Key: a.Key.Key, Shard: a.Key.Shard, Same: same, Verb: c.verb, Amount: c.amount,
 		Lowest:        a.MinBalance,
-		policyColumns: policyColumns{t.Capacity, t.Rate, t.Steps, slicesOf(t), t.Step, t.Phase},
+		policyColumns: *policyOf(t),
 	}
 	switch kind, holds := t.Kind.(bucket.Concurrent); {
 	case holds:

@@ -79,7 +79,7 @@ var files embed.FS
 type statements struct {
 	take, slide, decide, decideRows, decideGroups, spend, spendWindows string // the calls of functions
 	acquire, acquireSet, release, releaseSet, renewLease               string
-	reserve, reserveRows, settle, settleRows                           string
+	reserve, reserveRows, settle, settleRows, settleCosts              string
 
 	read, readRows, lock, held, prune, pruneRows string
 
@@ -155,6 +155,7 @@ func newStatements(schema string) (s statements) {
 	s.settleRows = callOf(schema, "settle_rows_1", 6, "allowed, value, ts, capacity, taken, NULL::bigint[] AS leases, "+
 		"now_us, mended, held")
 	s.settle = callOf(schema, "settle_1", 18, "done, state, amount, name, key, shard, plan")
+	s.settleCosts = callOf(schema, "settle_costs_1", 5, "done, state, names, keys, amounts")
 	s.readRows = callOf(schema, "read_rows_1", 4, "value, ts, capacity, taken, leases, now_us, filtered")
 	s.pruneRows = callOf(schema, "prune_rows_1", 9, "deleted, done")
 	s.boundWaits = callOf(schema, "bound_waits_1", 1, "")

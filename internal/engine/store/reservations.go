@@ -324,16 +324,28 @@ func keptText(elements []rowAsk, asks []bucket.Ask, row *Row) (string, error) {
 	return string(text), err
 }
 
-// Settlement has settle_1 end a reservation of one bucket.
+// Settlement has settle_1 end a reservation of one bucket, or settle_costs_1 one of several.
 type Settlement struct {
 	ID, Final string
-	Bucket    *bucket.Key   // that the caller means; nil: whichever it is
+	Bucket    *bucket.Key   // that the caller means, or the first of several; nil: whichever it is
 	Cost      *float64      // of the work; nil: what was reserved
 	Free      bool          // whether it may not cost more than was reserved
 	Own       bool          // whether the terms of the reservation decide
 	Terms     *bucket.Terms // the terms of now, if Own is false; nil: unknown
 
+	Several bool         // whether it's of several buckets
+	Others  []bucket.Key // after Bucket
+	Costs   []ActualCost // in place of the fields above, for those whose costs differ
+
 	Ended Ended // the answer
+}
+
+// ActualCost is what Settlement has of one bucket.
+type ActualCost struct {
+	Key       bucket.Key
+	Cost      float64
+	Free, Own bool
+	Terms     *bucket.Terms
 }
 
 // Compare returns the order in which settlements of known buckets lock their rows.
@@ -348,12 +360,25 @@ type Ended struct {
 	Amount float64 // that was charged, if the call has ended it
 	Key    bucket.Key
 	Plan   string
+	Others []Charged // of the buckets behind the first, if the call has ended it
 }
 
-// Settles reports whether Settle can decide by statement under terms, if these are not nil.
-func (s *Session) Settles(t *bucket.Terms) bool {
-	isFit := t == nil || t.Kind.Statement() == bucket.StepStatement && (t.Windows == nil || t.Revisions == nil)
-	return s.memory == nil && isFit
+// Charged is an amount that was charged to a bucket.
+type Charged struct {
+	Key    bucket.Key
+	Amount float64
+}
+
+// Settles reports whether Settle can decide by statement under the terms of a settlement.
+func (s *Session) Settles(q *Settlement) bool {
+	isFit := func(t *bucket.Terms) bool {
+		return t == nil || (t.Windows == nil || t.Revisions == nil) && (t.Kind.Statement() == bucket.StepStatement ||
+			q.Several && t.Kind.Statement() == bucket.WindowStatement)
+	}
+	if q.Several {
+		return s.KeepsInSQL() && !slices.ContainsFunc(q.Costs, func(c ActualCost) bool { return !isFit(c.Terms) })
+	}
+	return s.memory == nil && isFit(q.Terms)
 }
 
 // Settle ends reservations by settle_1. Outside a transaction it doesn't wait for other transactions for long: then a
@@ -374,9 +399,9 @@ func (s *Session) settle(ctx context.Context, claim func() bool, of *[]*Settleme
 	return err
 }
 
-// MostEnds bounds the calls of a transaction that ends reservations. settle_1 has a subtransaction, and a server finds
-// up to 64 of a transaction quickly.
-const MostEnds = 50
+// MostEnds bounds the calls of a transaction that ends reservations. settle_costs_1 has two subtransactions, and a
+// server finds up to 64 of a transaction quickly.
+const MostEnds = 30
 
 // settleFirst answers the calls that end reservations, and returns the others.
 func (s *Session) settleFirst(ctx context.Context, calls []*Call) (others []*Call) {
@@ -420,7 +445,7 @@ func (s *Session) settleAll(ctx context.Context, calls []*Call) {
 	}
 }
 
-// settleOn sends settle_1 to a connection for each settlement.
+// settleOn sends settle_1 or settle_costs_1 to a connection for each settlement.
 func (u *Unit) settleOn(ctx context.Context, conn Conn, of ...*Settlement) error {
 	batch := &pgx.Batch{}
 	var wait *int32
@@ -429,29 +454,66 @@ func (u *Unit) settleOn(ctx context.Context, conn Conn, of ...*Settlement) error
 	}
 	for _, q := range of {
 		q.Ended = Ended{}
-		batch.Queue(u.statements.settle, u.settleParameters(q, wait)...)
+		if !q.Several {
+			batch.Queue(u.statements.settle, u.settleParameters(q, wait)...)
+			continue
+		}
+		costs, err := q.costsText()
+		if err != nil {
+			return err
+		}
+		batch.Queue(u.statements.settleCosts, q.ID, q.Final, costs, u.AsOf(), wait)
 	}
 	return SendOn(ctx, conn, batch, func(results pgx.BatchResults) error {
 		for _, q := range of {
-			var state, name, key, plan pgtype.Text
-			var amount pgtype.Float8
-			var shard pgtype.Int4
-			e := &q.Ended
-			if err := results.QueryRow().Scan(&e.Done, &state, &amount, &name, &key, &shard, &plan); err != nil {
+			scan := q.Ended.scan
+			if q.Several {
+				scan = q.Ended.scanSeveral
+			}
+			if err := scan(results.QueryRow()); err != nil {
 				return err
 			}
-			e.State, e.Amount, e.Key, e.Plan = state.String, amount.Float64,
-				bucket.Key{Name: name.String, Key: key.String, Shard: shard.Int32}, plan.String
 		}
 		return nil
 	})
+}
+
+// scan reads the answer of settle_1.
+func (e *Ended) scan(row pgx.Row) error {
+	var state, name, key, plan pgtype.Text
+	var amount pgtype.Float8
+	var shard pgtype.Int4
+	err := row.Scan(&e.Done, &state, &amount, &name, &key, &shard, &plan)
+	e.State, e.Amount, e.Key, e.Plan = state.String, amount.Float64,
+		bucket.Key{Name: name.String, Key: key.String, Shard: shard.Int32}, plan.String
+	return err
+}
+
+// scanSeveral reads the answer of settle_costs_1.
+func (e *Ended) scanSeveral(row pgx.Row) error {
+	var state pgtype.Text
+	var names, keys []string
+	var amounts []float64
+	err := row.Scan(&e.Done, &state, &names, &keys, &amounts)
+	if e.State = state.String; err != nil || !e.Done {
+		return err
+	}
+	for i, amount := range amounts {
+		key := bucket.Key{Name: names[i], Key: keys[i]}
+		if i == 0 {
+			e.Key, e.Amount = key, amount
+			continue
+		}
+		e.Others = append(e.Others, Charged{key, amount})
+	}
+	return nil
 }
 
 // settleWait returns how long each settlement waits for a row that another transaction holds.
 func settleWait(of []*Settlement) time.Duration {
 	first := of[0].Bucket
 	for _, q := range of[1:] {
-		if first == nil || q.Bucket == nil || *q.Bucket != *first {
+		if first == nil || q.Bucket == nil || *q.Bucket != *first || q.Several || of[0].Several {
 			return shortWait // the others may hold other rows
 		}
 	}
@@ -476,6 +538,36 @@ func (u *Unit) settleParameters(q *Settlement, wait *int32) []any {
 		q.ID, q.Final, name, key, q.Cost, !q.Free, q.Own, capacity, rate, steps, step, phase,
 		since, until, reset, q.Terms != nil && q.Terms.Windows != nil, u.AsOf(), wait,
 	}
+}
+
+// costsText returns p_costs of settle_costs_1.
+func (q *Settlement) costsText() (string, error) {
+	type element struct {
+		Name string  `json:"name"`
+		Key  string  `json:"key"`
+		Cost float64 `json:"cost"`
+		Free bool    `json:"free"`
+		Own  bool    `json:"own"`
+		*policyColumns
+		SinceUs *int64 `json:"since_us,omitempty"`
+		LastUs  *int64 `json:"last_us,omitempty"`
+		ResetUs *int64 `json:"reset_us,omitempty"`
+		Windows bool   `json:"windows"`
+	}
+	elements := make([]element, len(q.Costs))
+	for i := range q.Costs {
+		c, e := &q.Costs[i], &elements[i]
+		*e = element{Name: c.Key.Name, Key: c.Key.Key, Cost: c.Cost, Free: c.Free, Own: c.Own}
+		if t := c.Terms; t != nil {
+			e.policyColumns = policyOf(t)
+			e.SinceUs, e.LastUs = spanOf(t)
+			if e.Windows = t.Windows != nil; t.Revisions != nil {
+				e.ResetUs = new(t.LastReset())
+			}
+		}
+	}
+	text, err := json.Marshal(elements)
+	return string(text), err
 }
 
 // End is the end of an open reservation, for settle_rows_1. The first fields are of the reservation as it was read.
