@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // hangingUp is a transaction whose caller's context ends after so many of its requests.
@@ -106,9 +107,9 @@ var execModes = []pgx.QueryExecMode{
 }
 
 // observing is an Observer that is called with each event.
-type observing func(ratelimit.Event)
+type observing func(event.Event)
 
-func (o observing) Observe(_ context.Context, event ratelimit.Event) { o(event) }
+func (o observing) Observe(_ context.Context, e event.Event) { o(e) }
 
 var errUndone = errors.New("undone")
 
@@ -134,8 +135,8 @@ func TestTheObserverHearsOnlyCommittedNestedTransactions(t *testing.T) {
 					t.Parallel()
 					var told []float64
 					taken, key := 0.0, t.Name()
-					limiter := b.with(t, ratelimit.Config{Observer: observing(func(event ratelimit.Event) {
-						if decided, ok := event.(ratelimit.Decided); ok {
+					limiter := b.with(t, ratelimit.Config{Observer: observing(func(e event.Event) {
+						if decided, ok := e.(ratelimit.Decided); ok {
 							told = append(told, decided.Decision.States[0].Cost)
 							taken += decided.Decision.States[0].Cost
 						}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // run is one run of the function of InTx.
@@ -142,8 +143,8 @@ func TestInTxRetriesOrReturnsTheReason(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, told, runs := shared.emptied(t), 0, 0
-			test.config.Observer = observing(func(event ratelimit.Event) {
-				if _, is := event.(ratelimit.Decided); is {
+			test.config.Observer = observing(func(e event.Event) {
+				if _, is := e.(ratelimit.Decided); is {
 					told++
 				}
 			})

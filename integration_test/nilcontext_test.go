@@ -15,6 +15,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/observe/refusals"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimit/lockout"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimit/waitlist"
@@ -107,5 +108,5 @@ func TestNilContextsAreErrors(t *testing.T) {
 	release()
 	require.ErrorIs(t, context.Cause(held), ratelimit.ErrInvalidRequest)
 	require.ErrorContains(t, context.Cause(held), "nil context")
-	limiter.Observe(none, ratelimit.Failed{})
+	limiter.Observe(none, event.Failed{})
 }

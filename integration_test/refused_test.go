@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 const refusalEntries = 1000
@@ -141,7 +142,7 @@ func TestRefusalCacheForgetsTheBucketsOfEachVerb(t *testing.T) {
 // hook keeps the refusals for Config.Refused, and the events of refusals, for a test that calls from one goroutine.
 type hook struct {
 	told   []ratelimit.Refusal
-	events []ratelimit.Event
+	events []event.Event
 }
 
 // hooked returns a limiter that tells the hook.
@@ -149,8 +150,8 @@ func (b *bundle) hooked(t *testing.T, config ratelimit.Config) (*ratelimit.Limit
 	t.Helper()
 	h := &hook{}
 	config.Refused = func(_ context.Context, r ratelimit.Refusal) { h.told = append(h.told, r) }
-	config.Observer = observing(func(event ratelimit.Event) {
-		if e, is := event.(ratelimit.Decided); is && !e.Decision.Allowed {
+	config.Observer = observing(func(e event.Event) {
+		if e, is := e.(ratelimit.Decided); is && !e.Decision.Allowed {
 			h.events = append(h.events, e)
 		}
 	})

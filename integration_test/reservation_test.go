@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // The limits of the tests of reservations.
@@ -387,11 +388,11 @@ func TestExpireSkipsALockedBucket(t *testing.T) {
 func TestExpireSkipsAReservationThatFails(t *testing.T) {
 	t.Parallel()
 	b, failures, then := setup(t), 0, func() {}
-	d := b.desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true, Observer: observing(func(event ratelimit.Event) {
-		switch event.(type) {
-		case ratelimit.Failed:
+	d := b.desk(t, ratelimit.Config{ExpireAfter: time.Hour, ReleaseExpired: true, Observer: observing(func(e event.Event) {
+		switch e.(type) {
+		case event.Failed:
 			failures++
-		case ratelimit.Pruned:
+		case event.Pruned:
 			then()
 		}
 	})})

@@ -14,6 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // daylong returns a limit on concurrency whose leases outlive any test.
@@ -122,8 +123,8 @@ func TestAWrongClockIsReportedOnce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			var mended atomic.Int64
-			limiter, request := b.with(t, ratelimit.Config{Observer: observing(func(event ratelimit.Event) {
-				if _, is := event.(ratelimit.ClockRepaired); is {
+			limiter, request := b.with(t, ratelimit.Config{Observer: observing(func(e event.Event) {
+				if _, is := e.(event.ClockRepaired); is {
 					mended.Add(1)
 				}
 			})}), pinch.For(t.Name())
@@ -238,9 +239,9 @@ func TestASourceThatFailsLeavesTheDefinitionInTheCode(t *testing.T) {
 	for name, source := range map[string]*countedSource{"it panics": {panics: true}, "it has a rule of another limit": {rule: foreign}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			var heard []ratelimit.Failed
-			limiter := inMemory.setup(t).with(t, ratelimit.Config{Policies: source, Observer: observing(func(event ratelimit.Event) {
-				if failed, is := event.(ratelimit.Failed); is {
+			var heard []event.Failed
+			limiter := inMemory.setup(t).with(t, ratelimit.Config{Policies: source, Observer: observing(func(e event.Event) {
+				if failed, is := e.(event.Failed); is {
 					heard = append(heard, failed)
 				}
 			})})

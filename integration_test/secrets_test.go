@@ -17,6 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/observe/sloglimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 const (
@@ -64,8 +65,8 @@ func TestNoOutputContainsASecret(t *testing.T) {
 			t.Parallel()
 			shown := &exposed{}
 			logger := slog.New(slog.NewJSONHandler(shown, &slog.HandlerOptions{Level: slog.LevelDebug}))
-			observer := ratelimit.Observers(sloglimit.New(sloglimit.Config{Logger: logger}), observing(func(event ratelimit.Event) {
-				_, _ = fmt.Fprintf(shown, "event: %T %+v\n", event, event)
+			observer := ratelimit.Observers(sloglimit.New(sloglimit.Config{Logger: logger}), observing(func(e event.Event) {
+				_, _ = fmt.Fprintf(shown, "event: %T %+v\n", e, e)
 			}))
 			wire := &cutter{}
 			s := newStand(t, wire.on, func(c *pgxpool.Config) { c.ConnConfig.Tracer = shown })
@@ -78,7 +79,7 @@ func TestNoOutputContainsASecret(t *testing.T) {
 			}
 			text := shown.String()
 			for _, expected := range []string{
-				"ratelimit: refused", "ratelimit: failed", "ratelimit.Decided", "ratelimit.Failed", "SQLSTATE 28P01", "SQLSTATE 55P03", "SQLSTATE 42501",
+				"ratelimit: refused", "ratelimit: failed", "ratelimit.Decided", "event.Failed", "SQLSTATE 28P01", "SQLSTATE 55P03", "SQLSTATE 42501",
 				"connection refused", "another HashKey",
 			} {
 				require.Contains(t, text, expected, "it is looked for where it could be")

@@ -11,6 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/preflight"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // The verbs that decide, as events name them.
@@ -275,7 +276,7 @@ func (c *call) failed(ctx context.Context, l *Limiter, err error) error {
 	}
 	name := c.plan.firstLimit()
 	err = explained(ctx, l, fmt.Sprintf("%s %q", c.Verb, name), err)
-	l.reports.failed(ctx, Failed{Verb: c.Verb, Limit: name, Err: err}, c.began)
+	l.reports.failed(ctx, event.Failed{Verb: c.Verb, Limit: name, Err: err}, c.began)
 	return err
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 	"github.com/pgratelimit/pgratelimit/internal/words"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Decision is the answer to a call over one or several limits.
@@ -258,7 +259,7 @@ func retry(ctx context.Context, l *Limiter, verb string, when again, err error, 
 	ceiling := retryBase
 	for n := 1; when != never; n++ {
 		if store.IsRetryable(err) { // otherwise the connection was lost
-			l.reports.tell(ctx, Conflicted{Verb: verb, Attempt: n, Err: err})
+			l.reports.tell(ctx, event.Conflicted{Verb: verb, Attempt: n, Err: err})
 		}
 		switch {
 		case ctx.Err() != nil:

@@ -22,6 +22,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Limits are package variables: a misspelt one does not compile.
@@ -415,7 +416,7 @@ func ExampleLimiter_Mode() {
 // A guard of your own reports its answers to the Observer, as httplimit and grpclimit do.
 func ExampleLimiter_Observe() {
 	err := limiter.Require(ctx, SendMessage.For(userID))
-	answered := ratelimit.Answered{Route: "chat", Limit: SendMessage.Name(), Result: "allowed", Err: err}
+	answered := event.Answered{Route: "chat", Limit: SendMessage.Name(), Result: "allowed", Err: err}
 	switch {
 	case errors.Is(err, ratelimit.ErrLimited):
 		answered.Result = "refused"

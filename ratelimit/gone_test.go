@@ -11,6 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // stalled is a pool whose statements end with their contexts only. If it begins, BEGIN is answered, and the comparison
@@ -143,18 +145,18 @@ func TestCallersThatLeaveAStalledDatabaseAreReported(t *testing.T) {
 				for range callers {
 					require.ErrorIs(t, <-errs, context.Canceled)
 				}
-				var failed []Failed
-				for _, event := range heard.events {
-					if event, ok := event.(Failed); ok {
-						failed = append(failed, event)
+				var failed []event.Failed
+				for _, e := range heard.events {
+					if e, ok := e.(event.Failed); ok {
+						failed = append(failed, e)
 					}
 				}
 				require.Len(t, failed, callers)
-				for _, event := range failed {
-					require.Equal(t, c.verb, event.Verb)
-					require.Equal(t, c.limit, event.Limit)
-					require.GreaterOrEqual(t, event.Elapsed, 500*time.Millisecond) // and a rollback may stall, too
-					require.ErrorIs(t, event.Err, context.Canceled)
+				for _, e := range failed {
+					require.Equal(t, c.verb, e.Verb)
+					require.Equal(t, c.limit, e.Limit)
+					require.GreaterOrEqual(t, e.Elapsed, 500*time.Millisecond) // and a rollback may stall, too
+					require.ErrorIs(t, e.Err, context.Canceled)
 				}
 			})
 		})
@@ -170,7 +172,7 @@ func TestLostConnectionsAreNoConflicts(t *testing.T) {
 		require.NoError(t, err)
 		require.Error(t, limiter.InTx(t.Context(), func(pgx.Tx) error { return nil }))
 		require.Len(t, heard.events, 1)
-		require.IsType(t, Failed{}, heard.events[0])
+		require.IsType(t, event.Failed{}, heard.events[0])
 	})
 }
 
@@ -184,9 +186,9 @@ func TestTransactionsAreReported(t *testing.T) {
 		began := time.Now()
 		require.NoError(t, limiter.InTx(t.Context(), func(pgx.Tx) error { time.Sleep(time.Second); return nil }))
 		require.ErrorIs(t, limiter.InTx(t.Context(), func(pgx.Tx) error { return ErrNotReserved }), ErrNotReserved)
-		require.Equal(t, []Event{
-			Transacted{Committed: true, Attempts: 1, Began: began, Elapsed: time.Second},
-			Transacted{Attempts: 1, Began: began.Add(time.Second)},
+		require.Equal(t, []event.Event{
+			event.Transacted{Committed: true, Attempts: 1, Began: began, Elapsed: time.Second},
+			event.Transacted{Attempts: 1, Began: began.Add(time.Second)},
 		}, heard.events)
 	})
 }
@@ -231,7 +233,7 @@ func TestPruneReportsItsFailures(t *testing.T) {
 	_, err = limiter.Prune(t.Context(), Define("limit", PerMinute(10)))
 	require.Error(t, err)
 	require.Len(t, heard.events, 1)
-	failed, is := heard.events[0].(Failed)
+	failed, is := heard.events[0].(event.Failed)
 	require.True(t, is)
 	require.Equal(t, "prune", failed.Verb)
 	require.Equal(t, err, failed.Err)

@@ -10,6 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Maintain calls Expire and Prune with limits at once, and then every interval until ctx ends, and then returns nil.
@@ -21,8 +22,9 @@ import (
 // interval is longer by up to a tenth, by chance, so that processes that started together spread. For the limits see
 // Prune; without any, no row is pruned.
 //
-// An error does not end Maintain: the next interval tries again. Only the Observer learns of errors, as one [Failed]
-// whose Verb is "expire" or "prune", and of deleted rows, as [Pruned]. Without Config.Observer Maintain is silent.
+// An error does not end Maintain: the next interval tries again. Only the Observer learns of errors, as one
+// [event.Failed] whose Verb is "expire" or "prune", and of deleted rows, as [event.Pruned]. Without Config.Observer
+// Maintain is silent.
 //
 // Maintain returns ErrInvalidConfig at once if every is not above 0, or if WithTx returned the Limiter, and
 // ErrInvalidLimit for the zero Limit.
@@ -65,8 +67,8 @@ func maintain(ctx context.Context, l *Limiter, limits []Limit) {
 //
 // Expire skips a reservation that another transaction has locked, and waits at most a second for a bucket; the next
 // call ends the rest. If a reservation cannot be ended, Expire ends the others, returns the errors joined, and reports
-// them to the Observer as one [Failed]. In a transaction it ends all of them or, after an error, none, and a rollback
-// undoes it.
+// them to the Observer as one [event.Failed]. In a transaction it ends all of them or, after an error, none, and a
+// rollback undoes it.
 func (l *Limiter) Expire(ctx context.Context) (int, error) {
 	if err := l.ready(ctx, "expire"); err != nil {
 		return 0, err
@@ -74,7 +76,7 @@ func (l *Limiter) Expire(ctx context.Context) (int, error) {
 	began := l.reports.began()
 	ended, err := expireAll(ctx, l)
 	if err != nil {
-		l.reports.failed(ctx, Failed{Verb: "expire", Err: err}, began)
+		l.reports.failed(ctx, event.Failed{Verb: "expire", Err: err}, began)
 	}
 	return ended, err
 }
@@ -269,10 +271,10 @@ func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	deleted, err := prune(ctx, l, named)
 	if err != nil {
 		err = explained(ctx, l, "prune", err)
-		l.reports.failed(ctx, Failed{Verb: "prune", Err: err}, began)
+		l.reports.failed(ctx, event.Failed{Verb: "prune", Err: err}, began)
 		return deleted, err
 	}
-	l.reports.tell(ctx, Pruned{Buckets: int(deleted), Elapsed: l.reports.elapsed(began)})
+	l.reports.tell(ctx, event.Pruned{Buckets: int(deleted), Elapsed: l.reports.elapsed(began)})
 	return deleted, nil
 }
 

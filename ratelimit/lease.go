@@ -10,6 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/slots"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // The verbs on leases, as events name them.
@@ -196,12 +197,12 @@ func withLease(ctx context.Context, l *Limiter, verb, id string) (*slots.ID, *sl
 	began, name := l.reports.began(), leases.Asks[0].Key.Name
 	if err := changeLeases(ctx, l, verb, leases); err != nil {
 		err = explained(ctx, l, fmt.Sprintf("%s %q", verb, name), err)
-		l.reports.failed(ctx, Failed{Verb: verb, Limit: name, Err: err}, began)
+		l.reports.failed(ctx, event.Failed{Verb: verb, Limit: name, Err: err}, began)
 		return nil, nil, err
 	}
 	for i := range leases.Asks {
 		a := &leases.Asks[i]
-		l.reports.tell(ctx, LeaseChanged{
+		l.reports.tell(ctx, event.LeaseChanged{
 			Verb: verb, Limit: a.Key.Name, Slots: int(a.Cost), Lost: leases.Lost[i],
 			Pending: l.reports.pending(),
 		})

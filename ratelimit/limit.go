@@ -172,7 +172,7 @@ type Request struct {
 // Plan returns the request with the plan of its key, such as "pro". If [Config.Policies] has a rule for the plan, that
 // rule decides. All plans share the bucket of a key, so set the plan in every request for the key. A request with
 // another plan, a misspelled one or none is decided by the rule without a plan, or otherwise by the definition in the
-// code. It also cuts a token bucket down to that capacity. See [PlanWithoutRule].
+// code. It also cuts a token bucket down to that capacity. See [event.PlanWithoutRule].
 //
 // When a key changes its plan, what it has used of a window carries over: after 900 of 1000, 9100 of 10,000 are left. A
 // token bucket keeps its tokens, up to the new capacity. The new policy counts from the last call for the bucket. To

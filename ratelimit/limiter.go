@@ -20,6 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 	"github.com/pgratelimit/pgratelimit/internal/engine/txqueue"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // DB has the methods that a call needs. *pgxpool.Pool and pgx.Tx implement it.
@@ -137,13 +138,13 @@ func (l *Limiter) Schema() string { return l.config.Schema }
 // InTransaction reports whether WithTx returned the Limiter.
 func (l *Limiter) InTransaction() bool { return l != nil && l.pool == nil }
 
-// Observe passes event to the Observer, if there is one. Guards in front of handlers use it to report [Answered]
+// Observe passes event to the Observer, if there is one. Guards in front of handlers use it to report [event.Answered]
 // events.
-func (l *Limiter) Observe(ctx context.Context, event Event) {
+func (l *Limiter) Observe(ctx context.Context, e event.Event) {
 	if ctx == nil { // observers read values of it
 		ctx = context.Background()
 	}
-	l.reports.tell(ctx, event)
+	l.reports.tell(ctx, e)
 }
 
 // inBackground returns l for background work. It recovers panics of the Observer, which would end the process there.

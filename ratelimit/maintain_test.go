@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
@@ -26,13 +27,13 @@ type heard struct {
 	failed map[string]int // by verb
 }
 
-func (h *heard) Observe(_ context.Context, event ratelimit.Event) {
+func (h *heard) Observe(_ context.Context, e event.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	switch e := event.(type) {
-	case ratelimit.Pruned:
+	switch e := e.(type) {
+	case event.Pruned:
 		h.pruned, h.rows = append(h.pruned, time.Now()), h.rows+e.Buckets
-	case ratelimit.Failed:
+	case event.Failed:
 		if h.failed == nil {
 			h.failed = map[string]int{}
 		}
@@ -96,13 +97,13 @@ type broken struct {
 	panicked map[string]int
 }
 
-func (b *broken) Observe(_ context.Context, event ratelimit.Event) {
-	if _, is := event.(ratelimit.Decided); is {
+func (b *broken) Observe(_ context.Context, e event.Event) {
+	if _, is := e.(ratelimit.Decided); is {
 		return
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.panicked[fmt.Sprintf("%T", event)]++
+	b.panicked[fmt.Sprintf("%T", e)]++
 	panic("out of cheese")
 }
 
@@ -140,8 +141,8 @@ type listener struct {
 	heard *[]string
 }
 
-func (l *listener) Observe(_ context.Context, event ratelimit.Event) {
-	*l.heard = append(*l.heard, l.name+" "+event.(ratelimit.ClockRepaired).Limit)
+func (l *listener) Observe(_ context.Context, e event.Event) {
+	*l.heard = append(*l.heard, l.name+" "+e.(event.ClockRepaired).Limit)
 }
 
 func TestObservers(t *testing.T) {
@@ -150,7 +151,7 @@ func TestObservers(t *testing.T) {
 	first, second := &listener{"first", &heard}, &listener{"second", &heard}
 	var none *listener
 
-	ratelimit.Observers(nil, first, none, second).Observe(t.Context(), ratelimit.ClockRepaired{Limit: "uploads"})
+	ratelimit.Observers(nil, first, none, second).Observe(t.Context(), event.ClockRepaired{Limit: "uploads"})
 	require.Equal(t, []string{"first uploads", "second uploads"}, heard)
 
 	require.Same(t, second, ratelimit.Observers(nil, second), "one needs nobody in between")
@@ -171,6 +172,6 @@ func TestTheLimiterOutlivesAnObserverThatPanics(t *testing.T) {
 			return ctx.Err()
 		}, slot.For("key")))
 		require.NoError(t, limiter.Close(t.Context()))
-		require.GreaterOrEqual(t, observer.panicked["ratelimit.LeaseChanged"], 9+1, "the last is the release")
+		require.GreaterOrEqual(t, observer.panicked["event.LeaseChanged"], 9+1, "the last is the release")
 	})
 }

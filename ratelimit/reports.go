@@ -6,9 +6,78 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/refusalcache"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
+
+// Observer receives events about the calls of a Limiter: a [Decided], or one of package event. Observe runs on the
+// goroutine of the call, before the call returns. It must be quick, must not call the Limiter, and may run on many
+// goroutines at once. For panics see [Config.Observer]. ctx has the values of the call's context, and may have ended.
+//
+// Events of a transaction of InTx are reported when it has ended. If it rolled back, its refusals, failed calls and
+// lost leases are reported, but not the events that the rollback undid. An attempt that lost a conflict reports an
+// [event.Conflicted] in place of its events, and an attempt that lost its connection reports none. A transaction that
+// fails because of that reports an [event.Failed], and every other one an [event.Transacted]. Events of a transaction
+// that you began are reported at once, with Pending set.
+type Observer interface {
+	Observe(ctx context.Context, e event.Event)
+}
+
+// Decided is the event of a decision, allowed or refused. A failed call is an [event.Failed].
+type Decided struct {
+	// Verb is "take", "check", "reserve" or "acquire".
+	Verb string
+	// Decision is the decision that the call returned.
+	Decision Decision
+	// Delay is the time after the decision at which reserved work may run; 0 for other verbs.
+	Delay time.Duration
+	// Began is the time of the call on this process's clock. Elapsed is its duration, as the caller saw it.
+	Began   time.Time
+	Elapsed time.Duration
+	// Cached reports whether the decision came from memory: from the refusal cache, or from package prefetch.
+	Cached bool
+	// Pending reports whether the decision was made in a transaction that may still roll back.
+	Pending bool
+}
+
+// IsEvent marks it as an event.
+func (Decided) IsEvent() {}
+
+// Observers returns an Observer that passes each event to all observers, in this order. Nil observers are left out. It
+// returns nil if none is left.
+func Observers(observers ...Observer) Observer {
+	var told several
+	for _, o := range observers {
+		if !arg.IsNil(o) {
+			told = append(told, o)
+		}
+	}
+	switch len(told) {
+	case 0:
+		return nil
+	case 1:
+		return told[0]
+	}
+	return told
+}
+
+// recovering is an Observer that recovers panics.
+type recovering struct{ Observer }
+
+func (r recovering) Observe(ctx context.Context, e event.Event) {
+	defer func() { _ = recover() }()
+	r.Observer.Observe(ctx, e)
+}
+
+type several []Observer
+
+func (s several) Observe(ctx context.Context, e event.Event) {
+	for _, o := range s {
+		o.Observe(ctx, e)
+	}
+}
 
 // Refusal is a bucket that refused a Take, a Reserve or an Acquire, as [Config.Refused] receives it.
 type Refusal struct {
@@ -108,14 +177,14 @@ func (r *reports) invalidate(asks []bucket.Ask) {
 }
 
 // tell reports event to the Observer: when the transaction has ended, or at once if the Limiter does not learn of that.
-func (r *reports) tell(ctx context.Context, event Event) {
+func (r *reports) tell(ctx context.Context, e event.Event) {
 	switch {
 	case r.observer == nil:
 	case r.after != nil:
 		observer := r.observer // with r in the closure, r would escape to the heap, also without an Observer
-		r.after.told = append(r.after.told, notice{func() { observer.Observe(ctx, event) }, isUndone(event)})
+		r.after.told = append(r.after.told, notice{func() { observer.Observe(ctx, e) }, isUndone(e)})
 	default:
-		r.observer.Observe(ctx, event)
+		r.observer.Observe(ctx, e)
 	}
 }
 
@@ -128,18 +197,18 @@ func (r *reports) policyConflict(ctx context.Context, before, limit Limit) {
 			slog.String("before", before.Policy().String()), slog.String("policy", limit.Policy().String()))
 		return
 	}
-	r.observer.Observe(ctx, PolicyConflict{Limit: limit.Name(), Before: before.Policy(), Policy: limit.Policy()})
+	r.observer.Observe(ctx, event.PolicyConflict{Limit: limit.Name(), Before: before.Policy(), Policy: limit.Policy()})
 }
 
 // isUndone reports whether a rollback makes an event untrue. Refusals, failures and lost leases changed nothing, so
 // they stay true.
-func isUndone(event Event) bool {
-	switch e := event.(type) {
+func isUndone(e event.Event) bool {
+	switch e := e.(type) {
 	case Decided:
 		return e.Decision.Allowed
-	case LeaseChanged:
+	case event.LeaseChanged:
 		return !e.Lost
-	case Failed:
+	case event.Failed:
 		return false
 	}
 	return true
@@ -166,40 +235,40 @@ func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 	if r.observer == nil || c.change != nil || c.untold {
 		return
 	}
-	event := Decided{Verb: c.Verb, Decision: *d, Cached: c.isRecalled()}
+	e := Decided{Verb: c.Verb, Decision: *d, Cached: c.isRecalled()}
 	if kept := c.reservation(); kept != nil {
-		event.Delay = time.UnixMicro(kept.ReadyUs).Sub(d.At)
+		e.Delay = time.UnixMicro(kept.ReadyUs).Sub(d.At)
 	}
-	r.decided(ctx, event, c.began)
+	r.decided(ctx, e, c.began)
 }
 
 // decided reports the decision on a call that began at began to the Observer.
-func (r *reports) decided(ctx context.Context, event Decided, began time.Time) {
+func (r *reports) decided(ctx context.Context, e Decided, began time.Time) {
 	if r.observer == nil {
 		return
 	}
-	event.Began, event.Elapsed, event.Pending = began, r.elapsed(began), r.pending()
-	r.tell(ctx, event)
+	e.Began, e.Elapsed, e.Pending = began, r.elapsed(began), r.pending()
+	r.tell(ctx, e)
 }
 
 // failed reports a failed call that began at began to the Observer. A call whose caller has left counts: if a database
 // stalls and all callers leave, nothing else shows it.
-func (r *reports) failed(ctx context.Context, event Failed, began time.Time) {
+func (r *reports) failed(ctx context.Context, e event.Failed, began time.Time) {
 	if r.observer == nil {
 		return
 	}
-	event.Began, event.Elapsed = began, r.elapsed(began)
+	e.Began, e.Elapsed = began, r.elapsed(began)
 	if r.after != nil {
 		r.after.failed = true
 	}
-	r.tell(ctx, event)
+	r.tell(ctx, e)
 }
 
 // transacted reports a transaction of InTx that began at began, and that fn committed or rolled back.
-func (r *reports) transacted(ctx context.Context, event Transacted, began time.Time) {
+func (r *reports) transacted(ctx context.Context, e event.Transacted, began time.Time) {
 	if r.observer != nil {
-		event.Began, event.Elapsed = began, r.elapsed(began)
-		r.tell(ctx, event)
+		e.Began, e.Elapsed = began, r.elapsed(began)
+		r.tell(ctx, e)
 	}
 }
 

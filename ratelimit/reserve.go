@@ -11,6 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // ReservationState is the state of a reservation.
@@ -130,9 +131,9 @@ func (l *Limiter) readyFor(ctx context.Context, verb, id string) error {
 	return nil
 }
 
-// lockedBy runs fn on the reservation that lock reads, unless it is nil. If l is bound to the caller's transaction, lock
-// locks it there, after a savepoint. Otherwise both may run again: see withoutTx. During Expire lockedBy limits the wait
-// for rows.
+// lockedBy runs fn on the reservation that lock reads, unless it is nil. If l is bound to the caller's transaction,
+// lock locks it there, after a savepoint. Otherwise both may run again: see withoutTx. During Expire lockedBy limits
+// the wait for rows.
 func lockedBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 	lock func(context.Context, *reserved.Life) (*reserved.Reservation, error),
 	fn func(context.Context, *reserved.Life, *reserved.Reservation) error,
@@ -198,7 +199,7 @@ func failedOn(ctx context.Context, l *Limiter, verb, id string, err error, began
 	}
 	err = explained(ctx, l, verb+" "+id, err)
 	if !isAnyOf(err, ErrNotReserved, ErrReservationEnded, ErrInvalidRequest, ErrCostExceedsCapacity) {
-		l.reports.failed(ctx, Failed{Verb: verb, Err: err}, began)
+		l.reports.failed(ctx, event.Failed{Verb: verb, Err: err}, began)
 	}
 	return err
 }
@@ -246,7 +247,7 @@ func (l reserving) Ended(ctx context.Context, r *reserved.Reservation, amounts [
 		if delta += amount; i+1 < len(amounts) && r.Buckets[i+1].Whole() == k.Whole() {
 			continue
 		}
-		l.reports.tell(ctx, Settlement{Limit: k.Name, Delta: delta, Pending: l.reports.pending()})
+		l.reports.tell(ctx, event.Settlement{Limit: k.Name, Delta: delta, Pending: l.reports.pending()})
 		delta = 0
 	}
 }

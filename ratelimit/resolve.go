@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // subject is the resolved limit of a request: its current policy, and the rule that supplied it.
@@ -107,8 +108,8 @@ func ruleFor(ctx context.Context, l *Limiter, verb string, limit Limit, plan, ke
 
 // badSource reports to the Observer that Config.Policies failed, so that the definition in the code decides.
 func badSource(ctx context.Context, l *Limiter, verb string, limit Limit, err error) {
-	l.reports.failed(ctx, Failed{Verb: verb, Limit: limit.Name(), Err: fmt.Errorf("ratelimit: Config.Policies, asked "+
-		"for %q: %w", limit.Name(), err)}, l.reports.began())
+	err = fmt.Errorf("ratelimit: Config.Policies, asked for %q: %w", limit.Name(), err)
+	l.reports.failed(ctx, event.Failed{Verb: verb, Limit: limit.Name(), Err: err}, l.reports.began())
 }
 
 // estimate returns an estimate of the database's clock in microseconds since 1970: AsOf, or this process's clock, as

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/slots"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // use notes a limit.
@@ -53,13 +54,13 @@ func TestPoliciesRememberTheLastAndTheDistinctOnes(t *testing.T) {
 // heardEvents is an Observer that collects its events.
 type heardEvents struct {
 	mu     sync.Mutex
-	events []Event
+	events []event.Event
 }
 
-func (h *heardEvents) Observe(_ context.Context, event Event) {
+func (h *heardEvents) Observe(_ context.Context, e event.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.events = append(h.events, event)
+	h.events = append(h.events, e)
 }
 
 // TestANameWithTwoPoliciesIsReportedOnce: of all calls under two policies, only the first that differs is reported.
@@ -84,7 +85,7 @@ func TestANameWithTwoPoliciesIsReportedOnce(t *testing.T) {
 	callers.Wait()
 	require.Len(t, heard.events, 1)
 	require.Len(t, limiter.policies.seen("api"), 3, "each once")
-	told := heard.events[0].(PolicyConflict)
+	told := heard.events[0].(event.PolicyConflict)
 	require.Equal(t, "api", told.Limit)
 	require.Equal(t, api.Policy(), told.Before)
 	require.Contains(t, []Policy{PerHour(20), PerHour(30)}, told.Policy)

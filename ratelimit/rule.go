@@ -17,7 +17,7 @@ import (
 // goroutine.
 //
 // If Policies panics, or returns a ruling of another limit, the definition in the code decides, and the Observer
-// receives a [Failed].
+// receives an [event.Failed].
 //
 // If Policies also has the method Ahead() time.Duration, Limiters call it to correct their estimate of the database's
 // clock: it returns how far that clock is ahead of this process's.

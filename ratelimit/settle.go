@@ -10,6 +10,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/reserved"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Settle ends a reservation with the actual cost of the work. actual has a request for each limit whose cost differs
@@ -237,7 +238,7 @@ func (l *Limiter) endedAt(ctx context.Context, c store.Charged) {
 	if c.Amount != 0 {
 		l.reports.invalidate([]bucket.Ask{{Key: c.Key}})
 	}
-	l.reports.tell(ctx, Settlement{Limit: c.Key.Name, Delta: c.Amount, Pending: l.reports.pending()})
+	l.reports.tell(ctx, event.Settlement{Limit: c.Key.Name, Delta: c.Amount, Pending: l.reports.pending()})
 }
 
 // endOne asks the server to end a reservation, outside a transaction together with other calls, if its bucket is known.

@@ -16,6 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 	"github.com/pgratelimit/pgratelimit/internal/engine/txqueue"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // maxReconnects limits the attempts that fail because of the connection, not the transaction, so that a server that is
@@ -135,7 +136,7 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 			return fn(tx)
 		})
 		if waited := ticket.Waited(); waited > 0 {
-			l.reports.tell(ctx, QueueWait{Waited: waited})
+			l.reports.tell(ctx, event.QueueWait{Waited: waited})
 		}
 		switch {
 		case err == nil:
@@ -157,10 +158,10 @@ func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	}
 	leaveReadOnly(ctx, l, err)
 	if err != nil && (hasFailed(lost, err) || !told && isOfContext(ctx, err)) {
-		l.reports.failed(ctx, Failed{Verb: "transaction", Err: err}, began)
+		l.reports.failed(ctx, event.Failed{Verb: "transaction", Err: err}, began)
 		return err
 	}
-	l.reports.transacted(ctx, Transacted{Committed: err == nil, Attempts: attempts}, began)
+	l.reports.transacted(ctx, event.Transacted{Committed: err == nil, Attempts: attempts}, began)
 	return err
 }
 
@@ -435,13 +436,13 @@ func (o owner) Batch(ctx context.Context, c *store.Call) (sent bool, err error) 
 
 // ClockRepaired reports a corrected row to the Observer.
 func (o owner) ClockRepaired(ctx context.Context, limit string) {
-	o.reports.tell(ctx, ClockRepaired{Limit: limit})
+	o.reports.tell(ctx, event.ClockRepaired{Limit: limit})
 }
 
 // Batched reports a batch to the Observer.
 func (o owner) Batched(ctx context.Context, calls int, elapsed time.Duration) {
 	if o.reports.observer != nil { // without an Observer, do not allocate the event
-		o.reports.tell(ctx, Batched{Calls: calls, Elapsed: elapsed})
+		o.reports.tell(ctx, event.Batched{Calls: calls, Elapsed: elapsed})
 	}
 }
 

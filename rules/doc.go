@@ -13,7 +13,7 @@
 //
 // A [Store] makes changes, each in one transaction or as part of yours, so a rollback undoes them. A change takes
 // effect at the same time in every process, by default 2 seconds after the call on the database's clock. A process that
-// is notified later uses the old policy until then, and reports it as [ratelimit.RulesLoaded].
+// is notified later uses the old policy until then, and reports it as [event.RulesLoaded].
 //
 // [ReadFile] reads rules, overrides and tiers from YAML or JSON, and [Store.Apply] stores everything or nothing. A tier
 // applies a limit to some requests, with a key made of their attributes. A [Site] turns a request's attributes into the

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 const (
@@ -155,7 +155,7 @@ func (s *Set) refresh(ctx context.Context, db source) error {
 	version, _, ahead, err := s.sql.askVersion(asking, db)
 	if err != nil {
 		if db == source(s.pool) {
-			s.tell(ctx, ratelimit.RulesLoaded{
+			s.tell(ctx, event.RulesLoaded{
 				Version: current.version, Elapsed: time.Since(asked),
 				Err: explain(err, s.config.Schema),
 			})
@@ -167,7 +167,7 @@ func (s *Set) refresh(ctx context.Context, db source) error {
 	}
 	current.ahead.Store(int64(ahead))
 	s.sure.Store(&asked)
-	s.tell(ctx, ratelimit.RulesChecked{Version: version})
+	s.tell(ctx, event.RulesChecked{Version: version})
 	return nil
 }
 

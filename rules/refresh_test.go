@@ -16,6 +16,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -167,7 +168,7 @@ func TestLooksThatFindNothingNewAreReported(t *testing.T) {
 			defer f.events.mu.Unlock()
 			return len(f.events.checked) >= 2
 		})
-		require.Equal(t, ratelimit.RulesChecked{Version: f.set.Version()}, f.events.checked[0])
+		require.Equal(t, event.RulesChecked{Version: f.set.Version()}, f.events.checked[0])
 	}
 }
 
@@ -181,11 +182,11 @@ func TestLoad(t *testing.T) {
 		require.Zero(t, f.events.last(t).Version)
 		made(t)(f.store.Put(t.Context(), why, perMinute("messages", "", 5)))
 		f.load(t)
-		event := f.events.last(t)
-		require.Equal(t, int64(1), event.Version)
-		require.Equal(t, 1, event.Rules)
-		require.Positive(t, event.Elapsed)
-		require.NoError(t, event.Err)
+		e := f.events.last(t)
+		require.Equal(t, int64(1), e.Version)
+		require.Equal(t, 1, e.Rules)
+		require.Positive(t, e.Elapsed)
+		require.NoError(t, e.Err)
 
 		made(t)(f.store.Put(t.Context(), why, perMinute("messages", "pro", 5)))
 		f.exec(t, `UPDATE ratelimit.rules SET from_us = from_us - 60000000 WHERE version = 2`)
@@ -279,13 +280,13 @@ func TestLoad(t *testing.T) {
 			require.Equal(t, 70.0, f.capacity(t, later, messages.For("eve").Plan("hand")), made)
 			require.Equal(t, 7.0, f.capacity(t, later, messages.For("ana")), made)
 			require.Equal(t, 9.0, f.capacity(t, later, messages.For("bob")), made)
-			event := f.events.last(t)
-			require.Equal(t, 3, event.Kept, made)
-			require.ErrorContains(t, event.Err, `rule "messages", plan ""`)
-			require.ErrorContains(t, event.Err, `Rate is -1`)
-			require.ErrorContains(t, event.Err, `"of_a_later_version" is no field`)
-			require.ErrorContains(t, event.Err, `override of a key of "messages"`)
-			require.NotContains(t, event.Err.Error(), `"ana"`, "no event holds a key")
+			e := f.events.last(t)
+			require.Equal(t, 3, e.Kept, made)
+			require.ErrorContains(t, e.Err, `rule "messages", plan ""`)
+			require.ErrorContains(t, e.Err, `Rate is -1`)
+			require.ErrorContains(t, e.Err, `"of_a_later_version" is no field`)
+			require.ErrorContains(t, e.Err, `override of a key of "messages"`)
+			require.NotContains(t, e.Err.Error(), `"ana"`, "no event holds a key")
 			var err error
 			f.set, err = rules.NewSet(f.pool, rules.Config{Observer: f.events})
 			require.NoError(t, err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 const (
@@ -39,7 +40,7 @@ type Config struct {
 	// Limits are the definitions in the code. Only a program that prunes, and takes nothing, must name them: the Set
 	// learns other definitions from the first call. Defaults to none.
 	Limits []ratelimit.Limit
-	// Observer receives each [ratelimit.RulesLoaded] and [ratelimit.RulesChecked], and each [ratelimit.PlanWithoutRule]
+	// Observer receives each [event.RulesLoaded] and [event.RulesChecked], and each [event.PlanWithoutRule]
 	// once. Defaults to nil: a plan without a rule is logged once, with slog's default logger.
 	Observer ratelimit.Observer
 }
@@ -194,27 +195,27 @@ func (s *Set) load(ctx context.Context, db beginner) error {
 	l, err := load(ctx, db, &s.sql, known)
 	if err != nil {
 		err = fmt.Errorf("rules: load: %w", explain(err, s.config.Schema))
-		s.tell(ctx, ratelimit.RulesLoaded{Version: s.Version(), Elapsed: time.Since(began), Err: err})
+		s.tell(ctx, event.RulesLoaded{Version: s.Version(), Elapsed: time.Since(began), Err: err})
 		return err
 	}
 	next := compile(l, &s.limits)
 	next.ahead.Store(int64(l.ahead))
 	s.current.Store(next)
 	s.sure.Store(&began)
-	s.tell(ctx, ratelimit.RulesLoaded{
+	s.tell(ctx, event.RulesLoaded{
 		Version: next.version, Rules: next.rules, Overrides: next.overrides, Elapsed: time.Since(began),
 		Late: l.lateness(), Err: next.err, Kept: next.skipped,
 	})
 	return nil
 }
 
-func (s *Set) tell(ctx context.Context, event ratelimit.Event) {
+func (s *Set) tell(ctx context.Context, e event.Event) {
 	if !arg.IsNil(s.config.Observer) {
-		s.config.Observer.Observe(ctx, event)
+		s.config.Observer.Observe(ctx, e)
 	}
 }
 
-// unmatched holds the plans of one limit that were reported as a [ratelimit.PlanWithoutRule], up to maxCompiled.
+// unmatched holds the plans of one limit that were reported as an [event.PlanWithoutRule], up to maxCompiled.
 type unmatched struct{ plans atomic.Pointer[[]string] }
 
 // add adds plan, and reports whether it is new and there was room for it.
@@ -248,6 +249,6 @@ func (s *Set) checkPlan(of *limitRules, plan string) {
 		slog.Warn("ratelimit: a request's plan has no rule, but other plans have; is it misspelled?",
 			slog.String("limit", of.name), slog.String("plan", plan))
 	default:
-		s.config.Observer.Observe(context.Background(), ratelimit.PlanWithoutRule{Limit: of.name, Plan: plan})
+		s.config.Observer.Observe(context.Background(), event.PlanWithoutRule{Limit: of.name, Plan: plan})
 	}
 }

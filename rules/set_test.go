@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -181,10 +182,10 @@ func TestSetOf(t *testing.T) {
 }
 
 // planless remembers the plans that a Set reported.
-type planless []ratelimit.PlanWithoutRule
+type planless []event.PlanWithoutRule
 
-func (p *planless) Observe(_ context.Context, event ratelimit.Event) {
-	if e, ok := event.(ratelimit.PlanWithoutRule); ok {
+func (p *planless) Observe(_ context.Context, e event.Event) {
+	if e, ok := e.(event.PlanWithoutRule); ok {
 		*p = append(*p, e)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -57,22 +58,22 @@ func (f *fixture) now(t testing.TB) (now time.Time) {
 // events remembers what a Set told.
 type events struct {
 	mu      sync.Mutex
-	told    []ratelimit.RulesLoaded
-	checked []ratelimit.RulesChecked
+	told    []event.RulesLoaded
+	checked []event.RulesChecked
 }
 
-func (e *events) Observe(_ context.Context, event ratelimit.Event) {
+func (e *events) Observe(_ context.Context, told event.Event) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	switch event := event.(type) {
-	case ratelimit.RulesLoaded:
-		e.told = append(e.told, event)
-	case ratelimit.RulesChecked:
-		e.checked = append(e.checked, event)
+	switch told := told.(type) {
+	case event.RulesLoaded:
+		e.told = append(e.told, told)
+	case event.RulesChecked:
+		e.checked = append(e.checked, told)
 	}
 }
 
-func (e *events) last(t testing.TB) ratelimit.RulesLoaded {
+func (e *events) last(t testing.TB) event.RulesLoaded {
 	t.Helper()
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Site makes the requests to the limits for each request to a site, by the tiers that a [Set] has loaded. It is safe
@@ -121,7 +122,7 @@ func (s *Site) renew() *siteTiers {
 	}
 	next.tiers, next.err = newTiers(set, s.limitIn(loaded, at), s.config.Attributes...)
 	if next.err != nil {
-		s.set.tell(context.Background(), ratelimit.RulesLoaded{Version: loaded.version, Err: next.err})
+		s.set.tell(context.Background(), event.RulesLoaded{Version: loaded.version, Err: next.err})
 		if current.err == nil {
 			next.tiers, next.err = current.tiers, nil
 		}

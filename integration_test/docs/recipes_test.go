@@ -20,6 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimit/prefetch"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -329,8 +330,8 @@ func recipeHot(limiter *ratelimit.Limiter) (*prefetch.Limiter, error) {
 // callCount counts the calls that the database decided.
 type callCount int
 
-func (n *callCount) Observe(_ context.Context, event ratelimit.Event) {
-	if _, decided := event.(ratelimit.Decided); decided {
+func (n *callCount) Observe(_ context.Context, e event.Event) {
+	if _, decided := e.(ratelimit.Decided); decided {
 		*n++
 	}
 }

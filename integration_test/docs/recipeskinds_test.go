@@ -17,6 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/adaptive"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -229,8 +230,8 @@ func (m *modelAPI) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
 // shares is an Observer that knows the latest share.
 type shares struct{ latest float64 }
 
-func (s *shares) Observe(_ context.Context, event ratelimit.Event) {
-	if change, is := event.(ratelimit.ShareChanged); is {
+func (s *shares) Observe(_ context.Context, e event.Event) {
+	if change, is := e.(event.ShareChanged); is {
 		s.latest = change.Share
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // history is a world that is drawn from a number, and what calls in it answered. It runs in a bubble of package
@@ -75,8 +76,8 @@ func (h *history) step(by time.Duration) {
 }
 
 // Observe is of ratelimit.Observer.
-func (h *history) Observe(_ context.Context, e ratelimit.Event) {
-	line := event(e, h.start)
+func (h *history) Observe(_ context.Context, e event.Event) {
+	line := eventText(e, h.start)
 	if line == "" {
 		return
 	}

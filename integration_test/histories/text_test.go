@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // text is the answer to a call, in fields that are not zero. Numbers are written with as many digits as tell them from
@@ -182,9 +183,9 @@ func (t *text) failure(err error) {
 	t.WriteString(said)
 }
 
-// event returns the text of an event, without its duration, and "" for events that depend on statements: batches and
-// mended clocks.
-func event(e ratelimit.Event, start time.Time) string {
+// eventText returns the text of an event, without its duration, and "" for events that depend on statements: batches
+// and mended clocks.
+func eventText(e event.Event, start time.Time) string {
 	t := &text{start: start}
 	t.WriteString("  event")
 	switch e := e.(type) {
@@ -195,21 +196,21 @@ func event(e ratelimit.Event, start time.Time) string {
 		t.span("delay", e.Delay)
 		t.flag("cached", e.Cached)
 		t.flag("pending", e.Pending)
-	case ratelimit.Settlement:
+	case event.Settlement:
 		t.field("settled", e.Limit)
 		t.number("delta", e.Delta)
 		t.flag("pending", e.Pending)
-	case ratelimit.LeaseChanged:
+	case event.LeaseChanged:
 		t.field("leased", e.Verb)
 		t.field("limit", e.Limit)
 		t.number("slots", float64(e.Slots))
 		t.flag("lost", e.Lost)
 		t.flag("pending", e.Pending)
-	case ratelimit.Failed:
+	case event.Failed:
 		t.field("failed", e.Verb)
 		t.field("limit", e.Limit)
 		t.failure(e.Err)
-	case ratelimit.PolicyConflict:
+	case event.PolicyConflict:
 		t.field("redefined", e.Limit)
 		t.field("before", strconv.Quote(e.Before.String()))
 		t.field("policy", strconv.Quote(e.Policy.String()))

@@ -20,6 +20,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/observe/refusals"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/adaptive"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -448,8 +449,8 @@ func requireNoRight(t *testing.T, err error, what string) {
 // failures is an Observer that keeps the failures beside the calls.
 type failures chan error
 
-func (f failures) Observe(_ context.Context, event ratelimit.Event) {
-	if failed, ok := event.(ratelimit.Failed); ok {
+func (f failures) Observe(_ context.Context, e event.Event) {
+	if failed, ok := e.(event.Failed); ok {
 		f <- failed.Err
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -161,9 +162,9 @@ type delays struct{}
 
 type delayKey struct{}
 
-func (delays) Observe(ctx context.Context, event ratelimit.Event) {
+func (delays) Observe(ctx context.Context, e event.Event) {
 	if of, ok := ctx.Value(delayKey{}).(*atomic.Int64); ok {
-		if decided, ok := event.(ratelimit.Decided); ok && decided.Decision.Allowed {
+		if decided, ok := e.(ratelimit.Decided); ok && decided.Decision.Allowed {
 			of.Store(decided.Delay.Microseconds())
 		}
 	}

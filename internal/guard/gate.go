@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Gate decides on requests in front of handlers, of HTTP and of RPC, and for gateways. It reports each answer to the
@@ -46,7 +47,7 @@ func (g *Gate) Decide(ctx context.Context, route string, requests []ratelimit.Re
 	defer cancel()
 	lease, err := take(limited, g.Limiter, requests)
 	o := Outcome{Lease: lease, Result: Allowed, Passes: true, Err: err}
-	answered := ratelimit.Answered{Route: route, Limit: telemetry.Limit(lease.Decision), Err: err}
+	answered := event.Answered{Route: route, Limit: telemetry.Limit(lease.Decision), Err: err}
 	switch {
 	case err != nil:
 		answered.Limit, answered.Shadow = requests[0].Limit().Name(), !IsEnforced(g.Limiter, requests)
@@ -61,7 +62,7 @@ func (g *Gate) Decide(ctx context.Context, route string, requests []ratelimit.Re
 	answered.Result = o.Result
 	g.Tell(ctx, answered)
 	if _, wouldRefuse := telemetry.Refusing(lease.Decision); len(wouldRefuse) > 0 {
-		g.Tell(ctx, ratelimit.Answered{Route: route, Limit: wouldRefuse[0], Result: Refused, Shadow: true})
+		g.Tell(ctx, event.Answered{Route: route, Limit: wouldRefuse[0], Result: Refused, Shadow: true})
 	}
 	return o
 }
@@ -76,7 +77,7 @@ func (g *Gate) Result(ctx context.Context, err error) string {
 }
 
 // Tell reports an answer to the limiter's Observer, and a failure to the log, too.
-func (g *Gate) Tell(ctx context.Context, a ratelimit.Answered) {
+func (g *Gate) Tell(ctx context.Context, a event.Answered) {
 	switch a.Result {
 	case FailedOpen, FailedClosed, CreditFailed, LeaseLost:
 		g.Log(ctx, a)
@@ -87,7 +88,7 @@ func (g *Gate) Tell(ctx context.Context, a ratelimit.Answered) {
 }
 
 // Log writes about a failure: the first of a kind, and then at growing intervals.
-func (g *Gate) Log(ctx context.Context, a ratelimit.Answered) {
+func (g *Gate) Log(ctx context.Context, a event.Answered) {
 	message := "rate limits are not decided"
 	switch a.Result {
 	case CreditFailed:
@@ -101,8 +102,8 @@ func (g *Gate) Log(ctx context.Context, a ratelimit.Answered) {
 
 func (g *Gate) logger() *slog.Logger { return cmp.Or(g.Logger, slog.Default()) }
 
-// WarnTwice logs, once, that outer, a gate around this one, has taken from a bucket that the requests take from, so that
-// each request counts twice.
+// WarnTwice logs, once, that outer, a gate around this one, has taken from a bucket that the requests take from, so
+// that each request counts twice.
 func (g *Gate) WarnTwice(ctx context.Context, route string, outer *Gate, taken, requests []ratelimit.Request) {
 	if outer.Limiter != g.Limiter {
 		return

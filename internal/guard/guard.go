@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Results of a request, as [ratelimit.Answered] lists them.
+// Results of a request, as [event.Answered] lists them.
 const (
 	Allowed      = "allowed"
 	Refused      = "refused"

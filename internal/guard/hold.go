@@ -7,6 +7,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // IsHeld reports whether the limit has slots to hold and release, as a Concurrency has.
@@ -88,13 +89,13 @@ func (g *Gate) Hold(ctx context.Context, route string, lease ratelimit.Lease) (h
 		if lost := context.Cause(kept); errors.Is(lost, ratelimit.ErrLeaseLost) &&
 			!errors.Is(context.Cause(ctx), ratelimit.ErrLeaseLost) {
 			// and not because a guard around this one has lost its own
-			g.Tell(ctx, ratelimit.Answered{Route: route, Limit: limit, Result: LeaseLost, Shadow: !enforced, Err: lost})
+			g.Tell(ctx, event.Answered{Route: route, Limit: limit, Result: LeaseLost, Shadow: !enforced, Err: lost})
 		}
 	}
 }
 
-// heldLimit returns the name of the limit whose slots are held, and whether it is enforced. Of several limits it returns the
-// first one, and an enforced one before others.
+// heldLimit returns the name of the limit whose slots are held, and whether it is enforced. Of several limits it
+// returns the first one, and an enforced one before others.
 func heldLimit(d ratelimit.Decision) (limit string, enforced bool) {
 	for i := range d.States {
 		s := &d.States[i]

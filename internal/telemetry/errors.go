@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // ErrorType returns what kind of error err is, as one of few words or the server's SQLSTATE, so that it can
@@ -51,7 +52,7 @@ const Cancelled = "cancelled"
 const stall = 250 * time.Millisecond
 
 // HasStalled reports whether the caller of a failed call left after it had waited for long.
-func HasStalled(f ratelimit.Failed) bool { return f.Elapsed > stall && ErrorType(f.Err) == Cancelled }
+func HasStalled(f event.Failed) bool { return f.Elapsed > stall && ErrorType(f.Err) == Cancelled }
 
 func isTimeout(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // InstrumentKind is how the values of an instrument add up.
@@ -152,39 +153,39 @@ func histogram(prometheus, otel, unit, help string, bounds []float64, labels ...
 
 // Measure calls record for each measurement of event. instrument is an index into Instruments, and labels are the
 // values of its Labels. record must not keep labels.
-func Measure(event ratelimit.Event, record func(instrument int, value float64, labels ...string)) {
-	switch e := event.(type) {
+func Measure(e event.Event, record func(instrument int, value float64, labels ...string)) {
+	switch e := e.(type) {
 	case ratelimit.Decided:
 		measureDecided(e, record)
-	case ratelimit.Failed:
+	case event.Failed:
 		measureFailed(e, record)
-	case ratelimit.Transacted:
+	case event.Transacted:
 		record(transaction, e.Elapsed.Seconds(), Transaction(e))
-	case ratelimit.Settlement:
+	case event.Settlement:
 		name, tokens := direction(e)
 		record(settlementDelta, tokens, e.Limit, name)
-	case ratelimit.LeaseChanged:
+	case event.LeaseChanged:
 		record(leases, 1, e.Limit, Lease(e))
-	case ratelimit.Conflicted:
+	case event.Conflicted:
 		record(conflicts, 1, e.Verb)
-	case ratelimit.Batched:
+	case event.Batched:
 		record(batchSize, float64(e.Calls))
 		record(batchDuration, e.Elapsed.Seconds())
-	case ratelimit.QueueWait:
+	case event.QueueWait:
 		record(queueWait, e.Waited.Seconds())
-	case ratelimit.Pruned:
+	case event.Pruned:
 		record(pruned, float64(e.Buckets))
-	case ratelimit.ClockRepaired:
+	case event.ClockRepaired:
 		record(mended, 1, e.Limit)
-	case ratelimit.Answered:
+	case event.Answered:
 		record(answers, 1, e.Route, e.Limit, Answer(e))
-	case ratelimit.RulesLoaded:
+	case event.RulesLoaded:
 		measureRules(e, record)
-	case ratelimit.RulesChecked:
+	case event.RulesChecked:
 		record(ruleChecked, now())
-	case ratelimit.PlanWithoutRule:
+	case event.PlanWithoutRule:
 		record(planWithoutRule, 1, e.Limit)
-	case ratelimit.ShareChanged:
+	case event.ShareChanged:
 		record(share, e.Share, e.Limit)
 	}
 }
@@ -207,7 +208,7 @@ func measureDecided(e ratelimit.Decided, record func(int, float64, ...string)) {
 	}
 }
 
-func measureFailed(e ratelimit.Failed, record func(int, float64, ...string)) {
+func measureFailed(e event.Failed, record func(int, float64, ...string)) {
 	result := Failure(e)
 	if isRequest(e.Verb) {
 		record(requests, 1, e.Limit, "", e.Verb, result, "false")
@@ -227,7 +228,7 @@ func measureFailed(e ratelimit.Failed, record func(int, float64, ...string)) {
 	}
 }
 
-func measureRules(e ratelimit.RulesLoaded, record func(int, float64, ...string)) {
+func measureRules(e event.RulesLoaded, record func(int, float64, ...string)) {
 	result := Load(e)
 	record(ruleLoads, 1, result)
 	record(ruleLoadDuration, e.Elapsed.Seconds(), result)

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Results of a request to one limit. Refused, contended (the call gave up) and failed requests are counted separately.
@@ -93,7 +94,7 @@ func IsPaused(d ratelimit.Decision) bool {
 }
 
 // Failure returns the result of a failed call: Contended, Cancelled, or failed.
-func Failure(f ratelimit.Failed) string {
+func Failure(f event.Failed) string {
 	switch kind := ErrorType(f.Err); kind {
 	case Contended, Cancelled:
 		return kind
@@ -157,7 +158,7 @@ func kindOf(limit ratelimit.Limit) string {
 }
 
 // Transaction returns the result of a transaction that did not fail: "committed", or "rolled_back" by its own error.
-func Transaction(e ratelimit.Transacted) string {
+func Transaction(e event.Transacted) string {
 	if e.Committed {
 		return "committed"
 	}
@@ -165,7 +166,7 @@ func Transaction(e ratelimit.Transacted) string {
 }
 
 // Lease returns the result of a lease: "renewed", "released", or "lost" if it was not held any more.
-func Lease(e ratelimit.LeaseChanged) string {
+func Lease(e event.LeaseChanged) string {
 	switch {
 	case e.Lost:
 		return "lost"
@@ -176,7 +177,7 @@ func Lease(e ratelimit.LeaseChanged) string {
 }
 
 // Answer returns the result of a request to a guard, preceded by "shadow_" when it is not enforced.
-func Answer(a ratelimit.Answered) string {
+func Answer(a event.Answered) string {
 	if a.Shadow {
 		return "shadow_" + a.Result
 	}
@@ -185,7 +186,7 @@ func Answer(a ratelimit.Answered) string {
 
 // Load returns the result of a load of rules: "loaded", "kept" if some could not be read and did not change, or
 // "failed" if none was read.
-func Load(e ratelimit.RulesLoaded) string {
+func Load(e event.RulesLoaded) string {
 	switch {
 	case e.Kept > 0:
 		return "kept"
@@ -196,7 +197,7 @@ func Load(e ratelimit.RulesLoaded) string {
 }
 
 // direction returns which way a settlement moved tokens, and how many.
-func direction(s ratelimit.Settlement) (name string, tokens float64) {
+func direction(s event.Settlement) (name string, tokens float64) {
 	if s.Delta < 0 {
 		return "returned", -s.Delta
 	}

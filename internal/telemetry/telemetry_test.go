@@ -18,6 +18,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
@@ -37,8 +38,8 @@ func decided(verb string, refused ...string) ratelimit.Decided {
 }
 
 // requests returns the requests that an event is counted as: limit, kind, verb, result, and whether it was cached.
-func requests(event ratelimit.Event) (all []string) {
-	telemetry.Measure(event, func(i int, _ float64, labels ...string) {
+func requests(e event.Event) (all []string) {
+	telemetry.Measure(e, func(i int, _ float64, labels ...string) {
 		if telemetry.Instruments()[i].Prometheus == "ratelimit_requests_total" {
 			all = append(all, strings.Join(labels, " "))
 		}
@@ -49,7 +50,7 @@ func requests(event ratelimit.Event) (all []string) {
 func TestRequests(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		event ratelimit.Decided
+		e     ratelimit.Decided
 		want  []string
 		limit string
 	}{
@@ -60,8 +61,8 @@ func TestRequests(t *testing.T) {
 		"full":     {decided("reserve", "perUser", "perDay"), []string{"perUser token_bucket reserve refused false", "perDay fixed_window reserve refused false"}, "perUser"},
 		"nothing":  {ratelimit.Decided{Verb: "take"}, nil, ""},
 	} {
-		require.Equal(t, c.want, requests(c.event), name)
-		require.Equal(t, c.limit, telemetry.Limit(c.event.Decision), name)
+		require.Equal(t, c.want, requests(c.e), name)
+		require.Equal(t, c.limit, telemetry.Limit(c.e.Decision), name)
 	}
 }
 
@@ -134,29 +135,29 @@ func TestFailure(t *testing.T) {
 	t.Parallel()
 	contended := fmt.Errorf("%w: %w", ratelimit.ErrContended, errors.New("40001"))
 	for _, c := range []struct {
-		event    ratelimit.Failed
+		e        event.Failed
 		result   string
 		requests []string
 	}{
-		{ratelimit.Failed{Verb: "take", Limit: "a", Err: io.EOF}, "failed", []string{"a  take failed false"}},
-		{ratelimit.Failed{Verb: "reserve", Limit: "a", Err: contended}, "contended", []string{"a  reserve contended false"}},
-		{ratelimit.Failed{Verb: "acquire", Limit: "a", Err: io.EOF}, "failed", []string{"a  acquire failed false"}},
-		{ratelimit.Failed{Verb: "release", Limit: "a", Err: io.EOF}, "failed", nil},
-		{ratelimit.Failed{Verb: "transaction", Err: contended}, "contended", nil},
+		{event.Failed{Verb: "take", Limit: "a", Err: io.EOF}, "failed", []string{"a  take failed false"}},
+		{event.Failed{Verb: "reserve", Limit: "a", Err: contended}, "contended", []string{"a  reserve contended false"}},
+		{event.Failed{Verb: "acquire", Limit: "a", Err: io.EOF}, "failed", []string{"a  acquire failed false"}},
+		{event.Failed{Verb: "release", Limit: "a", Err: io.EOF}, "failed", nil},
+		{event.Failed{Verb: "transaction", Err: contended}, "contended", nil},
 	} {
-		require.Equal(t, c.result, telemetry.Failure(c.event))
-		require.Equal(t, c.requests, requests(c.event))
+		require.Equal(t, c.result, telemetry.Failure(c.e))
+		require.Equal(t, c.requests, requests(c.e))
 	}
 }
 
 // TestNames promises the names of answers and of loaded rules.
 func TestNames(t *testing.T) {
 	t.Parallel()
-	require.Equal(t, "bad_key", telemetry.Answer(ratelimit.Answered{Result: "bad_key"}))
-	require.Equal(t, "shadow_bad_key", telemetry.Answer(ratelimit.Answered{Result: "bad_key", Shadow: true}))
-	require.Equal(t, "loaded", telemetry.Load(ratelimit.RulesLoaded{Version: 3}))
-	require.Equal(t, "kept", telemetry.Load(ratelimit.RulesLoaded{Version: 3, Kept: 1, Err: io.EOF}))
-	require.Equal(t, "failed", telemetry.Load(ratelimit.RulesLoaded{Version: 3, Err: io.EOF}))
+	require.Equal(t, "bad_key", telemetry.Answer(event.Answered{Result: "bad_key"}))
+	require.Equal(t, "shadow_bad_key", telemetry.Answer(event.Answered{Result: "bad_key", Shadow: true}))
+	require.Equal(t, "loaded", telemetry.Load(event.RulesLoaded{Version: 3}))
+	require.Equal(t, "kept", telemetry.Load(event.RulesLoaded{Version: 3, Kept: 1, Err: io.EOF}))
+	require.Equal(t, "failed", telemetry.Load(event.RulesLoaded{Version: 3, Err: io.EOF}))
 }
 
 const secret = "hunter2"
@@ -260,26 +261,26 @@ func TestInstruments(t *testing.T) {
 	measured := map[int]bool{}
 	limit := ratelimit.Define("limit", ratelimit.PerSecond(1))
 	decision := ratelimit.Decision{Allowed: true, States: []ratelimit.State{{Limit: limit, Allowed: true, Rule: "rule"}}}
-	for _, event := range []ratelimit.Event{
+	for _, e := range []event.Event{
 		ratelimit.Decided{Verb: "reserve", Decision: decision},
-		ratelimit.Failed{Verb: "take", Err: ratelimit.ErrContended},
-		ratelimit.Failed{Verb: "take", Err: errors.New("lost")},
-		ratelimit.Failed{Verb: "take", Err: context.Canceled},
-		ratelimit.Transacted{},
-		ratelimit.Settlement{Delta: 1},
-		ratelimit.LeaseChanged{},
-		ratelimit.Conflicted{},
-		ratelimit.Batched{},
-		ratelimit.QueueWait{},
-		ratelimit.Pruned{},
-		ratelimit.ClockRepaired{},
-		ratelimit.Answered{},
-		ratelimit.RulesLoaded{},
-		ratelimit.RulesChecked{},
-		ratelimit.PlanWithoutRule{},
-		ratelimit.ShareChanged{},
+		event.Failed{Verb: "take", Err: ratelimit.ErrContended},
+		event.Failed{Verb: "take", Err: errors.New("lost")},
+		event.Failed{Verb: "take", Err: context.Canceled},
+		event.Transacted{},
+		event.Settlement{Delta: 1},
+		event.LeaseChanged{},
+		event.Conflicted{},
+		event.Batched{},
+		event.QueueWait{},
+		event.Pruned{},
+		event.ClockRepaired{},
+		event.Answered{},
+		event.RulesLoaded{},
+		event.RulesChecked{},
+		event.PlanWithoutRule{},
+		event.ShareChanged{},
 	} {
-		telemetry.Measure(event, func(instrument int, _ float64, labels ...string) {
+		telemetry.Measure(e, func(instrument int, _ float64, labels ...string) {
 			require.Len(t, labels, len(instruments[instrument].Labels), instruments[instrument].Prometheus)
 			measured[instrument] = true
 		})
@@ -297,8 +298,8 @@ func (*stored) RulingsOf(string) []*ratelimit.Ruling { return nil }
 // told remembers what became of requests.
 type told struct{ all []string }
 
-func (o *told) Observe(_ context.Context, event ratelimit.Event) {
-	if d, ok := event.(ratelimit.Decided); ok {
+func (o *told) Observe(_ context.Context, e event.Event) {
+	if d, ok := e.(ratelimit.Decided); ok {
 		for i, request := range requests(d) {
 			o.all = append(o.all, d.Decision.States[i].Rule+" "+request)
 		}

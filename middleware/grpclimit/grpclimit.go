@@ -79,7 +79,7 @@ type Config struct {
 // key, a pause's reason, or a failure's text, which is logged. If a call ends without a decision, its tokens may be
 // taken.
 //
-// The limiter's Observer receives a [ratelimit.Answered], with the method as route, for each call and each message with
+// The limiter's Observer receives an [event.Answered], with the method as route, for each call and each message with
 // a cost. If your function answered with a code of its own, the result is bad_key for Requests and bad_cost for
 // Message.
 type Interceptor struct{ gate *rpclimit.Gate[string] }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Credit reports, by the status of the response, whether a request gets its tokens back. The status is
@@ -102,7 +103,7 @@ func (m *middleware) credit(ctx context.Context, admission *Admission, status in
 		return
 	}
 	err := admission.book(ctx, charges, 0)
-	answered := ratelimit.Answered{Route: m.config.Route, Result: guard.Credited, Limit: charges[0].ask.limit.Name(), Err: err}
+	answered := event.Answered{Route: m.config.Route, Result: guard.Credited, Limit: charges[0].ask.limit.Name(), Err: err}
 	if err != nil {
 		answered.Result = guard.CreditFailed
 		admission.release(charges)

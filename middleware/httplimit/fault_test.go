@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
@@ -166,10 +167,10 @@ func TestFailuresAreLoggedOnceASecond(t *testing.T) {
 }
 
 // panicsAt is an Observer that panics at some events.
-type panicsAt func(event ratelimit.Event) bool
+type panicsAt func(e event.Event) bool
 
-func (p panicsAt) Observe(_ context.Context, event ratelimit.Event) {
-	if p(event) {
+func (p panicsAt) Observe(_ context.Context, e event.Event) {
+	if p(e) {
 		panic("out of cheese")
 	}
 }
@@ -184,9 +185,9 @@ func TestAPanicOfAHookIsTheHandlers(t *testing.T) {
 		panics   bool
 	}{
 		"Decided":  {userLimit, decides(perUser), true},
-		"Answered": {userLimit, func(e ratelimit.Event) bool { _, is := e.(ratelimit.Answered); return is }, true},
-		"Release":  {slotLimit, func(e ratelimit.Event) bool { _, is := e.(ratelimit.LeaseChanged); return is }, false},
-		"Clock":    {slotLimit, func(ratelimit.Event) bool { return false }, true}, // at the release
+		"Answered": {userLimit, func(e event.Event) bool { _, is := e.(event.Answered); return is }, true},
+		"Release":  {slotLimit, func(e event.Event) bool { _, is := e.(event.LeaseChanged); return is }, false},
+		"Clock":    {slotLimit, func(event.Event) bool { return false }, true}, // at the release
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -214,8 +215,8 @@ func TestAPanicOfAHookIsTheHandlers(t *testing.T) {
 
 // decides reports decisions on a limit.
 func decides(limit ratelimit.Limit) panicsAt {
-	return func(event ratelimit.Event) bool {
-		d, is := event.(ratelimit.Decided)
+	return func(e event.Event) bool {
+		d, is := e.(ratelimit.Decided)
 		return is && d.Decision.States[0].Limit.Name() == limit.Name()
 	}
 }

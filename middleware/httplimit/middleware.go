@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Config has the limits in front of a handler, and the form of refusals. It needs Limits or Requests; the rest may stay
@@ -118,7 +119,7 @@ type middleware struct {
 //
 // If the limiter has [ratelimit.Config].Policies, stored rules decide, for the plan that [Limit].Plan returns. If all
 // of a request's limits are in shadow or off, it passes without a key, with any cost, and when the store fails. The
-// limiter's Observer receives a [ratelimit.Answered] for each request, by [Config].Route.
+// limiter's Observer receives an [event.Answered] for each request, by [Config].Route.
 func New(limiter *ratelimit.Limiter, config Config) (func(http.Handler) http.Handler, error) {
 	if err := guard.CheckLimiter(limiter); err != nil {
 		return nil, fmt.Errorf("%w: httplimit: %w", ratelimit.ErrInvalidConfig, err)
@@ -201,6 +202,8 @@ func (m *middleware) ask(r *http.Request) (asks []ask, _ *fault) {
 // out.
 func (m *middleware) turnsAway(ctx context.Context, f *fault) bool {
 	enforced := m.limiter.Mode(f.limit.For(f.key).Plan(f.plan)) == ratelimit.On
-	m.gate.Tell(ctx, ratelimit.Answered{Route: m.config.Route, Result: f.result, Shadow: !enforced, Limit: f.limit.Name(), Err: f.err})
+	m.gate.Tell(ctx, event.Answered{
+		Route: m.config.Route, Result: f.result, Shadow: !enforced, Limit: f.limit.Name(), Err: f.err,
+	})
 	return enforced
 }

@@ -21,7 +21,7 @@ import (
 // Refusal is the answer to a request that is not allowed. It is an http.Handler, which Config.Refuse may change and
 // call.
 type Refusal struct {
-	// Result is the reason, as in [ratelimit.Answered]: "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" or
+	// Result is the reason, as in [event.Answered]: "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" or
 	// "cancelled".
 	Result string
 	// Status is the status: 429 for "refused", 400 for "bad_key" and "bad_cost", 413 for "too_costly", and 503 otherwise.

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Respond answers a request for which a call on limits returned err, as the middleware does, and reports whether it
@@ -59,7 +60,7 @@ func Respond(w http.ResponseWriter, r *http.Request, err error) (answered bool) 
 			if around {
 				gate = admission.middleware.gate
 			}
-			gate.Log(r.Context(), ratelimit.Answered{Result: result, Err: err})
+			gate.Log(r.Context(), event.Answered{Result: result, Err: err})
 		}
 		refuseWith(w, r, (&fault{result: result, err: err}).refusal(), config.Refuse)
 	}

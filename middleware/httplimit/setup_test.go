@@ -19,6 +19,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
@@ -116,17 +117,17 @@ func (b *bundle) charged(t *testing.T, request ratelimit.Request) float64 {
 // told is an Observer that collects its events.
 type told struct {
 	mu       sync.Mutex
-	answered []ratelimit.Answered
-	failed   []ratelimit.Failed
+	answered []event.Answered
+	failed   []event.Failed
 }
 
-func (o *told) Observe(_ context.Context, event ratelimit.Event) {
+func (o *told) Observe(_ context.Context, e event.Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	switch e := event.(type) {
-	case ratelimit.Answered:
+	switch e := e.(type) {
+	case event.Answered:
 		o.answered = append(o.answered, e)
-	case ratelimit.Failed:
+	case event.Failed:
 		o.failed = append(o.failed, e)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/adaptive"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Transport is an http.RoundTripper for programs that call an upstream. It reports the responses of the upstream to
@@ -94,7 +95,7 @@ func (t *Transport) report(r *http.Request, request ratelimit.Request, response 
 		outcome = OutcomeOf
 	}
 	if err := t.Upstreams.Report(t.Limiter, request, outcome(response)); err != nil {
-		t.Limiter.Observe(r.Context(), ratelimit.Failed{
+		t.Limiter.Observe(r.Context(), event.Failed{
 			Verb: "report", Limit: request.Limit().Name(), Err: err,
 			Began: time.Now(),
 		})

@@ -9,7 +9,7 @@
 // from all of a call's limits or from none. The entries address, remote_address and masked_remote_address are clients'
 // addresses, so an IPv6 client is its /64. To count larger networks, set v6_prefix_mask_len of masked_remote_address.
 //
-// A misspelled domain or entry admits every call. Each such call is a [ratelimit.Answered] with the result "unlimited",
+// A misspelled domain or entry admits every call. Each such call is an [event.Answered] with the result "unlimited",
 // and each unknown domain and set of entries is a warning of Config.Logger once, up to a hundred of them. A failure of
 // this service admits calls too, unless Envoy's filter has failure_mode_deny. [Service] lists the answers.
 package rls
@@ -32,6 +32,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -113,7 +114,7 @@ func (s *Service) ShouldRateLimit(ctx context.Context,
 ) (*ratelimitv3.RateLimitResponse, error) {
 	asked, err := s.asks(call)
 	if err != nil {
-		s.gate.Tell(ctx, ratelimit.Answered{Route: call.GetDomain(), Result: s.gate.Result(ctx, err), Err: err})
+		s.gate.Tell(ctx, event.Answered{Route: call.GetDomain(), Result: s.gate.Result(ctx, err), Err: err})
 		return nil, s.errorFor(ctx, err)
 	}
 	d := ratelimit.Decision{Allowed: true}
@@ -142,7 +143,7 @@ func (s *Service) tellUnlimited(ctx context.Context, call *ratelimitv3.RateLimit
 		return
 	}
 	domain := call.GetDomain()
-	s.gate.Tell(ctx, ratelimit.Answered{Route: domain, Result: guard.Unlimited})
+	s.gate.Tell(ctx, event.Answered{Route: domain, Result: guard.Unlimited})
 	if _, known := s.domains[domain]; !known {
 		if s.unlimited.IsFirst(domain) {
 			s.logger.WarnContext(ctx, "rls: calls of an unknown domain are allowed without a limit; correct its name, or add "+

@@ -25,6 +25,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/rls"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
@@ -71,8 +72,8 @@ func newService(t testing.TB) *service {
 	s := &service{t: t, now: &now, log: &testkit.Journal{}}
 	s.limiter, err = ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{
 		Policies: set, AsOf: func() time.Time { return now },
-		Observer: observer(func(event ratelimit.Event) {
-			if a, ok := event.(ratelimit.Answered); ok {
+		Observer: observer(func(e event.Event) {
+			if a, ok := e.(event.Answered); ok {
 				fmt.Fprintln(s.log, "answered", a.Result)
 			}
 		}),
@@ -385,9 +386,9 @@ func TestUnlimitedCallsAreReported(t *testing.T) {
 	require.NoError(t, err)
 	site, err := rules.NewSite(set, rules.SiteConfig{Attributes: []string{"remote_address", "generic_key", "model"}})
 	require.NoError(t, err)
-	var answers []ratelimit.Answered
-	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: set, Observer: observer(func(event ratelimit.Event) {
-		if a, ok := event.(ratelimit.Answered); ok {
+	var answers []event.Answered
+	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: set, Observer: observer(func(e event.Event) {
+		if a, ok := e.(event.Answered); ok {
 			answers = append(answers, a)
 		}
 	})})
@@ -408,9 +409,9 @@ func TestUnlimitedCallsAreReported(t *testing.T) {
 		ask("edge", descriptor("remote_addr=10.0.0.1"))
 		ask("edge", descriptor("user=ada"), descriptor("remote_addr=10.0.0.1"))
 	}
-	unlimited := slices.DeleteFunc(slices.Clone(answers), func(a ratelimit.Answered) bool { return a.Result != "unlimited" })
+	unlimited := slices.DeleteFunc(slices.Clone(answers), func(a event.Answered) bool { return a.Result != "unlimited" })
 	require.Len(t, unlimited, 6)
-	require.Equal(t, ratelimit.Answered{Route: "egde", Result: "unlimited"}, unlimited[0])
+	require.Equal(t, event.Answered{Route: "egde", Result: "unlimited"}, unlimited[0])
 	require.Equal(t, 2, strings.Count(log.String(), "level=WARN"), log.String())
 	require.Contains(t, log.String(), "domain=egde domains=[edge]")
 	require.Contains(t, log.String(), "domain=edge entries=[remote_addr]")
@@ -421,6 +422,6 @@ func TestUnlimitedCallsAreReported(t *testing.T) {
 	require.Equal(t, 100, strings.Count(log.String(), "level=WARN"))
 }
 
-type observer func(ratelimit.Event)
+type observer func(event.Event)
 
-func (o observer) Observe(_ context.Context, event ratelimit.Event) { o(event) }
+func (o observer) Observe(_ context.Context, e event.Event) { o(e) }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 const (
@@ -40,18 +41,18 @@ func keyOf(label string) attribute.Key {
 var _ ratelimit.Observer = (*Observer)(nil)
 
 // Observe records event. The span it makes of a decision is a child of the one in ctx.
-func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
-	telemetry.Measure(event, func(i int, value float64, labels ...string) {
+func (o *Observer) Observe(ctx context.Context, e event.Event) {
+	telemetry.Measure(e, func(i int, value float64, labels ...string) {
 		if in := &o.instruments[i]; in.record != nil {
 			in.record(ctx, value, o.sets.option(i, in.keys, labels))
 		}
 	})
-	switch e := event.(type) {
+	switch e := e.(type) {
 	case ratelimit.Decided:
 		o.traceDecided(ctx, e)
-	case ratelimit.Failed:
+	case event.Failed:
 		o.traceFailed(ctx, e)
-	case ratelimit.Transacted:
+	case event.Transacted:
 		o.traceTransacted(ctx, e)
 	}
 }
@@ -66,7 +67,7 @@ func (o *Observer) traceDecided(ctx context.Context, e ratelimit.Decided) {
 	span.End(trace.WithTimestamp(e.Began.Add(e.Elapsed)))
 }
 
-func (o *Observer) traceFailed(ctx context.Context, e ratelimit.Failed) {
+func (o *Observer) traceFailed(ctx context.Context, e event.Failed) {
 	span := o.span(ctx, e.Verb, e.Began)
 	if span.IsRecording() {
 		span.SetAttributes(limitKey.String(e.Limit), resultKey.String(telemetry.Failure(e)), verbKey.String(e.Verb),
@@ -76,7 +77,7 @@ func (o *Observer) traceFailed(ctx context.Context, e ratelimit.Failed) {
 	span.End(trace.WithTimestamp(e.Began.Add(e.Elapsed)))
 }
 
-func (o *Observer) traceTransacted(ctx context.Context, e ratelimit.Transacted) {
+func (o *Observer) traceTransacted(ctx context.Context, e event.Transacted) {
 	span := o.span(ctx, "transaction", e.Began)
 	if span.IsRecording() {
 		span.SetAttributes(resultKey.String(telemetry.Transaction(e)), verbKey.String("transaction"),

@@ -73,7 +73,7 @@ func (c Config) withDefaults() Config {
 //	ratelimit.result       allowed, reserved, refused, paused, vetoed (another limit in the call refused), off, contended,
 //	                       cancelled (the caller left) or failed; shadow_refused and shadow_paused for a limit in shadow
 //	                       transactions: committed, rolled_back (by their own error), contended, cancelled or failed
-//	                       answers: a result of ratelimit.Answered, such as refused, failed_open and bad_key, after
+//	                       answers: a result of event.Answered, such as refused, failed_open and bad_key, after
 //	                       shadow_ for a limit in shadow
 //	                       loads: loaded, kept (some rows can't be read) or failed
 //	                       leases: renewed, released or lost

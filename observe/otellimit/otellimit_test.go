@@ -29,6 +29,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/observe/otellimit"
 	"github.com/pgratelimit/pgratelimit/observe/sloglimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 var (
@@ -115,8 +116,8 @@ func TestSpans(t *testing.T) {
 	began := time.Now().Add(-time.Hour) // the event is sent later, as after a commit of its transaction
 	refused.Began = began
 	b.Observe(cancelled, refused)
-	b.Observe(ctx, ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fault, Began: began, Elapsed: time.Second})
-	b.Observe(ctx, ratelimit.QueueWait{})
+	b.Observe(ctx, event.Failed{Verb: "take", Limit: "perUser", Err: fault, Began: began, Elapsed: time.Second})
+	b.Observe(ctx, event.QueueWait{})
 
 	spans := b.spans.Ended()
 	require.Len(t, spans, 2, "one for a decision, and one for a failure")
@@ -134,45 +135,45 @@ func TestSpans(t *testing.T) {
 
 // story is at least one event of each kind. The name of a rule of Config.Policies, of which there may be many, is for
 // spans alone.
-func story() []ratelimit.Event {
+func story() []event.Event {
 	cached, pending, late := decided("take", false), decided("reserve", true), decided("reserve", true)
 	cached.Cached, pending.Pending, pending.Delay, late.Delay = true, true, time.Second, 40*time.Second
 	tried, paused := decided("take", true), decided("take", false)
 	tried.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay/pro", Mode: ratelimit.Shadow}
 	paused.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay", Mode: ratelimit.On, NotAsked: true, PausedUntil: time.Now()}
 	contended := fmt.Errorf("%w: %w", ratelimit.ErrContended, &pgconn.PgError{Code: "40001"})
-	return []ratelimit.Event{
+	return []event.Event{
 		decided("take", true), decided("take", true), decided("take", false), cached, pending, late, tried, paused,
-		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: contended},
-		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.DeadlineExceeded), Elapsed: time.Second},
-		ratelimit.Failed{Verb: "transaction", Err: contended},
-		ratelimit.Failed{Verb: "settle", Limit: "perUser", Err: &pgconn.PgError{Severity: "FATAL", Message: "shutting down", Code: "57P01"}},
-		ratelimit.Conflicted{Verb: "take", Attempt: 1, Err: contended},
-		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.Canceled), Elapsed: 500 * time.Millisecond},
-		ratelimit.Failed{Verb: "transaction", Err: fmt.Errorf("transaction: %w", context.Canceled), Elapsed: time.Millisecond},
-		ratelimit.Transacted{Committed: true, Attempts: 2, Elapsed: time.Second},
-		ratelimit.Transacted{Attempts: 1, Elapsed: time.Second},
-		ratelimit.Conflicted{Verb: "transaction", Attempt: 1, Err: contended},
-		ratelimit.Conflicted{Verb: "transaction", Attempt: 2, Err: contended},
-		ratelimit.Settlement{Limit: "perUser", Delta: 5},
-		ratelimit.Settlement{Limit: "perUser", Delta: -2},
-		ratelimit.Settlement{Limit: "perUser", Delta: -1},
-		ratelimit.LeaseChanged{Verb: "renew_lease", Limit: "perUser", Slots: 2},
-		ratelimit.LeaseChanged{Verb: "renew_lease", Limit: "perUser", Slots: 2, Lost: true},
-		ratelimit.LeaseChanged{Verb: "release", Limit: "perUser", Slots: 2},
-		ratelimit.Batched{Calls: 30, Elapsed: 3 * time.Second},
-		ratelimit.QueueWait{Waited: 4 * time.Second},
-		ratelimit.Pruned{Buckets: 6, Elapsed: time.Second},
-		ratelimit.ClockRepaired{Limit: "perUser"},
-		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: errors.New("lost")},
-		ratelimit.Answered{Route: "/chat", Result: "bad_key", Shadow: true},
-		ratelimit.Answered{Route: "edge", Result: "unlimited"},
-		ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
-		ratelimit.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: errors.New("lost")},
-		ratelimit.RulesChecked{Version: 7},
-		ratelimit.PlanWithoutRule{Limit: "perUser", Plan: "entreprise"},
-		ratelimit.ShareChanged{Limit: "perUser", Before: 1, Share: 0.25},
-		struct{ ratelimit.Event }{}, // of a later version
+		event.Failed{Verb: "take", Limit: "perUser", Err: contended},
+		event.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.DeadlineExceeded), Elapsed: time.Second},
+		event.Failed{Verb: "transaction", Err: contended},
+		event.Failed{Verb: "settle", Limit: "perUser", Err: &pgconn.PgError{Severity: "FATAL", Message: "shutting down", Code: "57P01"}},
+		event.Conflicted{Verb: "take", Attempt: 1, Err: contended},
+		event.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.Canceled), Elapsed: 500 * time.Millisecond},
+		event.Failed{Verb: "transaction", Err: fmt.Errorf("transaction: %w", context.Canceled), Elapsed: time.Millisecond},
+		event.Transacted{Committed: true, Attempts: 2, Elapsed: time.Second},
+		event.Transacted{Attempts: 1, Elapsed: time.Second},
+		event.Conflicted{Verb: "transaction", Attempt: 1, Err: contended},
+		event.Conflicted{Verb: "transaction", Attempt: 2, Err: contended},
+		event.Settlement{Limit: "perUser", Delta: 5},
+		event.Settlement{Limit: "perUser", Delta: -2},
+		event.Settlement{Limit: "perUser", Delta: -1},
+		event.LeaseChanged{Verb: "renew_lease", Limit: "perUser", Slots: 2},
+		event.LeaseChanged{Verb: "renew_lease", Limit: "perUser", Slots: 2, Lost: true},
+		event.LeaseChanged{Verb: "release", Limit: "perUser", Slots: 2},
+		event.Batched{Calls: 30, Elapsed: 3 * time.Second},
+		event.QueueWait{Waited: 4 * time.Second},
+		event.Pruned{Buckets: 6, Elapsed: time.Second},
+		event.ClockRepaired{Limit: "perUser"},
+		event.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: errors.New("lost")},
+		event.Answered{Route: "/chat", Result: "bad_key", Shadow: true},
+		event.Answered{Route: "edge", Result: "unlimited"},
+		event.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
+		event.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: errors.New("lost")},
+		event.RulesChecked{Version: 7},
+		event.PlanWithoutRule{Limit: "perUser", Plan: "entreprise"},
+		event.ShareChanged{Limit: "perUser", Before: 1, Share: 0.25},
+		struct{ event.Event }{}, // of a later version
 	}
 }
 

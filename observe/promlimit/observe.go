@@ -6,13 +6,14 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 var _ ratelimit.Observer = (*Observer)(nil)
 
 // Observe counts event.
-func (o *Observer) Observe(_ context.Context, event ratelimit.Event) {
-	telemetry.Measure(event, func(instrument int, value float64, labels ...string) {
+func (o *Observer) Observe(_ context.Context, e event.Event) {
+	telemetry.Measure(e, func(instrument int, value float64, labels ...string) {
 		m := &o.metrics[instrument]
 		for i, label := range m.labels {
 			if bounded := o.names[label]; bounded != nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/observe/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 var (
@@ -49,7 +50,7 @@ func decided(verb string, allowed bool) ratelimit.Decided {
 }
 
 // story is at least one event of each kind.
-func story() []ratelimit.Event {
+func story() []event.Event {
 	cached, reserved := decided("take", false), decided("reserve", true)
 	cached.Cached, reserved.Delay = true, 40*time.Second
 	contended := fmt.Errorf("%w: %w", ratelimit.ErrContended, &pgconn.PgError{Code: "40001"})
@@ -57,38 +58,38 @@ func story() []ratelimit.Event {
 	tried, paused := decided("take", true), decided("take", false)
 	tried.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay/pro", Mode: ratelimit.Shadow}
 	paused.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay", Mode: ratelimit.On, NotAsked: true, PausedUntil: time.Now()}
-	return []ratelimit.Event{
+	return []event.Event{
 		tried, paused,
 		decided("take", true), decided("take", true), decided("take", false), cached, reserved,
-		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: contended, Elapsed: time.Second},
-		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: errors.New("a key of somebody"), Elapsed: time.Second},
-		ratelimit.Failed{Verb: "transaction", Err: contended},
-		ratelimit.Failed{Verb: "settle", Limit: "perUser", Err: &pgconn.PgError{Code: "57P01"}},
-		ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.Canceled), Elapsed: 500 * time.Millisecond},
-		ratelimit.Failed{Verb: "transaction", Err: fmt.Errorf("transaction: %w", context.Canceled), Elapsed: time.Millisecond},
-		ratelimit.Transacted{Committed: true, Attempts: 2, Elapsed: time.Second},
-		ratelimit.Transacted{Attempts: 1, Elapsed: time.Second},
-		ratelimit.Conflicted{Verb: "transaction", Attempt: 1, Err: contended},
-		ratelimit.Settlement{Limit: "perUser", Delta: 5},
-		ratelimit.Settlement{Limit: "perUser", Delta: -2},
-		ratelimit.Settlement{Limit: "perUser", Delta: -1},
-		ratelimit.LeaseChanged{Verb: "renew_lease", Limit: "perUser", Slots: 2},
-		ratelimit.LeaseChanged{Verb: "release", Limit: "perUser", Slots: 2, Lost: true},
-		ratelimit.Batched{Calls: 30, Elapsed: 3 * time.Second},
-		ratelimit.QueueWait{Waited: 4 * time.Second},
-		ratelimit.Pruned{Buckets: 6, Elapsed: time.Second},
-		ratelimit.ClockRepaired{Limit: "perUser"},
-		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
-		ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
-		ratelimit.Answered{Route: "/chat", Limit: "perDay", Result: "bad_key", Shadow: true},
-		ratelimit.Answered{Result: "failed_closed"},
-		ratelimit.Answered{Route: "edge", Result: "unlimited"},
-		ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
-		ratelimit.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: contended},
-		ratelimit.RulesChecked{Version: 7},
-		ratelimit.PlanWithoutRule{Limit: "perUser", Plan: "entreprise"},
-		ratelimit.ShareChanged{Limit: "perUser", Before: 1, Share: 0.25},
-		struct{ ratelimit.Event }{}, // of a later version
+		event.Failed{Verb: "take", Limit: "perUser", Err: contended, Elapsed: time.Second},
+		event.Failed{Verb: "take", Limit: "perUser", Err: errors.New("a key of somebody"), Elapsed: time.Second},
+		event.Failed{Verb: "transaction", Err: contended},
+		event.Failed{Verb: "settle", Limit: "perUser", Err: &pgconn.PgError{Code: "57P01"}},
+		event.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.Canceled), Elapsed: 500 * time.Millisecond},
+		event.Failed{Verb: "transaction", Err: fmt.Errorf("transaction: %w", context.Canceled), Elapsed: time.Millisecond},
+		event.Transacted{Committed: true, Attempts: 2, Elapsed: time.Second},
+		event.Transacted{Attempts: 1, Elapsed: time.Second},
+		event.Conflicted{Verb: "transaction", Attempt: 1, Err: contended},
+		event.Settlement{Limit: "perUser", Delta: 5},
+		event.Settlement{Limit: "perUser", Delta: -2},
+		event.Settlement{Limit: "perUser", Delta: -1},
+		event.LeaseChanged{Verb: "renew_lease", Limit: "perUser", Slots: 2},
+		event.LeaseChanged{Verb: "release", Limit: "perUser", Slots: 2, Lost: true},
+		event.Batched{Calls: 30, Elapsed: 3 * time.Second},
+		event.QueueWait{Waited: 4 * time.Second},
+		event.Pruned{Buckets: 6, Elapsed: time.Second},
+		event.ClockRepaired{Limit: "perUser"},
+		event.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
+		event.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
+		event.Answered{Route: "/chat", Limit: "perDay", Result: "bad_key", Shadow: true},
+		event.Answered{Result: "failed_closed"},
+		event.Answered{Route: "edge", Result: "unlimited"},
+		event.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
+		event.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: contended},
+		event.RulesChecked{Version: 7},
+		event.PlanWithoutRule{Limit: "perUser", Plan: "entreprise"},
+		event.ShareChanged{Limit: "perUser", Before: 1, Share: 0.25},
+		struct{ event.Event }{}, // of a later version
 	}
 }
 
@@ -130,8 +131,8 @@ func TestMaxNames(t *testing.T) {
 	for g := range 4 {
 		told.Go(func() {
 			for i := range 100 {
-				observer.Observe(t.Context(), ratelimit.ClockRepaired{Limit: fmt.Sprintf("tenant%d", (i+g)%100)})
-				observer.Observe(t.Context(), ratelimit.Answered{Route: fmt.Sprintf("/%d", (i+g)%100), Result: "allowed"})
+				observer.Observe(t.Context(), event.ClockRepaired{Limit: fmt.Sprintf("tenant%d", (i+g)%100)})
+				observer.Observe(t.Context(), event.Answered{Route: fmt.Sprintf("/%d", (i+g)%100), Result: "allowed"})
 			}
 		})
 	}

@@ -24,6 +24,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Config holds the settings of a Counter. The zero Config is ready for use.
@@ -116,8 +117,8 @@ func (c *Counter) Refused(_ context.Context, refusal ratelimit.Refusal) {
 // Observe counts the requests that each limit of an allowed Take, Reserve or Acquire has allowed. It does not count
 // limits that are off, and refusals in shadow. Pass the Counter as [ratelimit.Config.Observer], with others by
 // [ratelimit.Observers]. Without it, pages show no allowed requests.
-func (c *Counter) Observe(_ context.Context, event ratelimit.Event) {
-	d, ok := event.(ratelimit.Decided)
+func (c *Counter) Observe(_ context.Context, e event.Event) {
+	d, ok := e.(ratelimit.Decided)
 	if !ok || !d.Decision.Allowed || d.Verb == "check" {
 		return
 	}

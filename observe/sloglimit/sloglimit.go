@@ -22,6 +22,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Config says at which level each kind of event is written; a [slog.LevelVar] changes while the program runs. To leave
@@ -86,34 +87,34 @@ var _ ratelimit.Observer = (*Observer)(nil)
 func New(config Config) *Observer { return &Observer{config: config.withDefaults()} }
 
 // Observe writes a record of event. Handlers can add values of ctx, for example the trace.
-func (o *Observer) Observe(ctx context.Context, event ratelimit.Event) {
-	switch e := event.(type) {
+func (o *Observer) Observe(ctx context.Context, e event.Event) {
+	switch e := e.(type) {
 	case ratelimit.Decided:
 		o.decided(ctx, e)
-	case ratelimit.Failed:
+	case event.Failed:
 		o.failed(ctx, e)
-	case ratelimit.ClockRepaired:
+	case event.ClockRepaired:
 		o.warn(ctx, "ratelimit: clock repaired", slog.String("limit", e.Limit))
-	case ratelimit.PolicyConflict:
+	case event.PolicyConflict:
 		o.log(ctx, o.config.Anomaly, "ratelimit: one name, two policies", slog.String("limit", e.Limit),
 			slog.String("before", e.Before.String()), slog.String("policy", e.Policy.String()))
-	case ratelimit.PlanWithoutRule:
+	case event.PlanWithoutRule:
 		o.log(ctx, o.config.Anomaly, "ratelimit: plan without a rule", slog.String("limit", e.Limit),
 			slog.String("plan", e.Plan))
-	case ratelimit.Answered:
+	case event.Answered:
 		o.answered(ctx, e)
-	case ratelimit.RulesLoaded:
+	case event.RulesLoaded:
 		o.rulesLoaded(ctx, e)
-	case ratelimit.RulesChecked:
+	case event.RulesChecked:
 		o.rules.Worked(ctx, o.config.Logger, "ratelimit: rules can be loaded again")
-	case ratelimit.LeaseChanged:
+	case event.LeaseChanged:
 		o.leased(ctx, e)
-	case ratelimit.Transacted:
+	case event.Transacted:
 		o.worked(ctx)
 		o.transacted(ctx, e)
 	default:
 		if o.enabled(ctx, o.config.Detail) {
-			o.detail(ctx, event)
+			o.detail(ctx, e)
 		}
 	}
 }
@@ -160,7 +161,7 @@ func (o *Observer) decided(ctx context.Context, e ratelimit.Decided) {
 }
 
 // answered writes what a guard made of a request.
-func (o *Observer) answered(ctx context.Context, e ratelimit.Answered) {
+func (o *Observer) answered(ctx context.Context, e event.Answered) {
 	level, failed := o.config.Detail, e.Err != nil
 	switch e.Result {
 	case guard.BadKey, guard.BadCost, guard.BadRequest, guard.TooCostly:
@@ -190,7 +191,7 @@ func appendSet(attrs []slog.Attr, name string, set bool) []slog.Attr {
 	return append(attrs, slog.Bool(name, true))
 }
 
-func (o *Observer) failed(ctx context.Context, e ratelimit.Failed) {
+func (o *Observer) failed(ctx context.Context, e event.Failed) {
 	level, message, kind := o.config.Failed, "ratelimit: failed", telemetry.ErrorType(e.Err)
 	switch kind {
 	case telemetry.Contended:
@@ -234,7 +235,7 @@ func appendOmitted(attrs []slog.Attr, omitted int) []slog.Attr {
 }
 
 // rulesLoaded writes which rules are in effect from now on, and the faults of the others.
-func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
+func (o *Observer) rulesLoaded(ctx context.Context, e event.RulesLoaded) {
 	level, omitted := o.config.Detail, 0
 	if e.Err == nil && o.version.Swap(e.Version) != e.Version {
 		level = o.config.Changed
@@ -271,7 +272,7 @@ func (o *Observer) rulesLoaded(ctx context.Context, e ratelimit.RulesLoaded) {
 }
 
 // leased writes what became of a lease. Work whose lease was lost may have run beside others.
-func (o *Observer) leased(ctx context.Context, e ratelimit.LeaseChanged) {
+func (o *Observer) leased(ctx context.Context, e event.LeaseChanged) {
 	attrs := []slog.Attr{
 		slog.String("result", telemetry.Lease(e)), slog.String("limit", e.Limit),
 		slog.Int("slots", e.Slots),
@@ -291,30 +292,30 @@ func (o *Observer) warn(ctx context.Context, message string, attrs ...slog.Attr)
 	}
 }
 
-func (o *Observer) transacted(ctx context.Context, e ratelimit.Transacted) {
+func (o *Observer) transacted(ctx context.Context, e event.Transacted) {
 	if o.enabled(ctx, o.config.Detail) {
 		o.log(ctx, o.config.Detail, "ratelimit: transaction", slog.String("result", telemetry.Transaction(e)),
 			slog.Int("attempts", e.Attempts), seconds("elapsed_s", e.Elapsed))
 	}
 }
 
-func (o *Observer) detail(ctx context.Context, event ratelimit.Event) {
-	switch e := event.(type) {
-	case ratelimit.Settlement:
+func (o *Observer) detail(ctx context.Context, e event.Event) {
+	switch e := e.(type) {
+	case event.Settlement:
 		attrs := []slog.Attr{slog.String("limit", e.Limit), slog.Float64("delta", e.Delta)}
 		o.log(ctx, o.config.Detail, "ratelimit: settled", appendSet(attrs, "pending", e.Pending)...)
-	case ratelimit.Conflicted:
+	case event.Conflicted:
 		o.log(ctx, o.config.Detail, "ratelimit: conflict", slog.String("verb", e.Verb), slog.Int("attempt", e.Attempt),
 			slog.String("error", telemetry.ErrorText(e.Err)))
-	case ratelimit.Batched:
+	case event.Batched:
 		o.log(ctx, o.config.Detail, "ratelimit: batch", slog.Int("calls", e.Calls), seconds("elapsed_s", e.Elapsed))
-	case ratelimit.QueueWait:
+	case event.QueueWait:
 		o.log(ctx, o.config.Detail, "ratelimit: queued", seconds("waited_s", e.Waited))
-	case ratelimit.ShareChanged:
+	case event.ShareChanged:
 		attrs := []slog.Attr{slog.String("limit", e.Limit), slog.Float64("before", e.Before), slog.Float64("share", e.Share)}
 		o.log(ctx, o.config.Detail, "ratelimit: share", appendSet(appendSet(attrs, "applied", e.Applied), "decided",
 			e.Decided)...)
-	case ratelimit.Pruned:
+	case event.Pruned:
 		o.log(ctx, o.config.Detail, "ratelimit: pruned", slog.Int("buckets", e.Buckets), seconds("elapsed_s", e.Elapsed))
 	}
 }

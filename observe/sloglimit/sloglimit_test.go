@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/observe/sloglimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 var (
@@ -79,8 +80,8 @@ func TestObserve(t *testing.T) {
 	dial := errors.New("dial postgres://alice:hunter2@db/app: refused")
 	lost := &pgconn.PgError{Severity: "ERROR", Code: "40001", Message: "could not serialize access"}
 	for name, c := range map[string]struct {
-		event ratelimit.Event
-		want  map[string]any
+		e    event.Event
+		want map[string]any
 	}{
 		"allowed": {allowed("take"), map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: allowed", "verb": "take", "limits": limits, "remaining": 2.0, "elapsed_s": 0.001,
@@ -103,93 +104,93 @@ func TestObserve(t *testing.T) {
 			"level": "INFO", "msg": "ratelimit: refused", "verb": "take", "limits": limits, "refused_by": []any{"perDay"},
 			"retry_after_s": 1.5, "rules": []any{"perDay"}, "remaining": 2.0, "elapsed_s": 0.001, "paused": true,
 		}},
-		"failedOpen": {ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: context.DeadlineExceeded}, map[string]any{
+		"failedOpen": {event.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: context.DeadlineExceeded}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: answered", "result": "failed_open", "route": "/chat", "limit": "perUser", "error_type": "timeout",
 		}},
-		"failedClosed": {ratelimit.Answered{Result: "failed_closed", Err: errors.New("no account alice")}, map[string]any{
+		"failedClosed": {event.Answered{Result: "failed_closed", Err: errors.New("no account alice")}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: answered", "result": "failed_closed", "error_type": "other",
 		}},
-		"badKey": {ratelimit.Answered{Limit: "perUser", Result: "bad_key", Shadow: true, Err: errors.New("alice")}, map[string]any{
+		"badKey": {event.Answered{Limit: "perUser", Result: "bad_key", Shadow: true, Err: errors.New("alice")}, map[string]any{
 			"level": "INFO", "msg": "ratelimit: answered", "result": "bad_key", "limit": "perUser", "shadow": true,
 		}},
-		"answered": {ratelimit.Answered{Route: "/chat", Limit: "perUser", Result: "allowed"}, map[string]any{
+		"answered": {event.Answered{Route: "/chat", Limit: "perUser", Result: "allowed"}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: answered", "result": "allowed", "route": "/chat", "limit": "perUser",
 		}},
-		"failed": {ratelimit.Failed{Verb: "take", Limit: "perUser", Err: &pgconn.PgError{Severity: "FATAL", Code: "53300", Message: "too many clients"}}, map[string]any{
+		"failed": {event.Failed{Verb: "take", Limit: "perUser", Err: &pgconn.PgError{Severity: "FATAL", Code: "53300", Message: "too many clients"}}, map[string]any{
 			"level": "ERROR", "msg": "ratelimit: failed", "verb": "take", "limit": "perUser",
 			"error_type": "53300", "error": "FATAL: too many clients (SQLSTATE 53300)", "elapsed_s": 0.0,
 		}},
-		"no secret, failed": {ratelimit.Failed{Verb: "take", Err: dial}, map[string]any{
+		"no secret, failed": {event.Failed{Verb: "take", Err: dial}, map[string]any{
 			"level": "ERROR", "msg": "ratelimit: failed", "verb": "take", "error_type": "other", "error": "dial postgres://db/app: refused", "elapsed_s": 0.0,
 		}},
-		"no secret, conflict": {ratelimit.Conflicted{Verb: "take", Attempt: 1, Err: dial}, map[string]any{
+		"no secret, conflict": {event.Conflicted{Verb: "take", Attempt: 1, Err: dial}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: conflict", "verb": "take", "attempt": 1.0, "error": "dial postgres://db/app: refused",
 		}},
-		"contended": {ratelimit.Failed{Verb: "transaction", Err: fmt.Errorf("%w: %w", ratelimit.ErrContended, lost)}, map[string]any{
+		"contended": {event.Failed{Verb: "transaction", Err: fmt.Errorf("%w: %w", ratelimit.ErrContended, lost)}, map[string]any{
 			"level": "ERROR", "msg": "ratelimit: contended", "verb": "transaction", "error_type": "contended",
 			"error": "ratelimit: too much contention: ERROR: could not serialize access (SQLSTATE 40001)", "elapsed_s": 0.0,
 		}},
-		"cancelled": {ratelimit.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.Canceled)}, map[string]any{
+		"cancelled": {event.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.Canceled)}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: cancelled", "verb": "take", "limit": "perUser",
 			"error_type": "cancelled", "error": "take: context canceled", "elapsed_s": 0.0,
 		}},
-		"stalled": {ratelimit.Failed{Verb: "settle", Err: fmt.Errorf("settle: %w", context.Canceled), Elapsed: 500 * time.Millisecond}, map[string]any{
+		"stalled": {event.Failed{Verb: "settle", Err: fmt.Errorf("settle: %w", context.Canceled), Elapsed: 500 * time.Millisecond}, map[string]any{
 			"level": "WARN", "msg": "ratelimit: cancelled", "verb": "settle",
 			"error_type": "cancelled", "error": "settle: context canceled", "elapsed_s": 0.5,
 		}},
-		"transaction": {ratelimit.Transacted{Committed: true, Attempts: 2, Elapsed: time.Second}, map[string]any{
+		"transaction": {event.Transacted{Committed: true, Attempts: 2, Elapsed: time.Second}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: transaction", "result": "committed", "attempts": 2.0, "elapsed_s": 1.0,
 		}},
-		"rolled back": {ratelimit.Transacted{Attempts: 1}, map[string]any{
+		"rolled back": {event.Transacted{Attempts: 1}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: transaction", "result": "rolled_back", "attempts": 1.0, "elapsed_s": 0.0,
 		}},
-		"conflict": {ratelimit.Conflicted{Verb: "transaction", Attempt: 2, Err: lost}, map[string]any{
+		"conflict": {event.Conflicted{Verb: "transaction", Attempt: 2, Err: lost}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: conflict", "verb": "transaction", "attempt": 2.0, "error": "ERROR: could not serialize access (SQLSTATE 40001)",
 		}},
-		"settled": {ratelimit.Settlement{Limit: "perUser", Delta: -4, Pending: true}, map[string]any{
+		"settled": {event.Settlement{Limit: "perUser", Delta: -4, Pending: true}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: settled", "limit": "perUser", "delta": -4.0, "pending": true,
 		}},
-		"lease released": {ratelimit.LeaseChanged{Verb: "release", Limit: "jobs", Slots: 2, Pending: true}, map[string]any{
+		"lease released": {event.LeaseChanged{Verb: "release", Limit: "jobs", Slots: 2, Pending: true}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: lease", "result": "released", "limit": "jobs", "slots": 2.0, "pending": true,
 		}},
-		"lease renewed": {ratelimit.LeaseChanged{Verb: "renew_lease", Limit: "jobs", Slots: 2}, map[string]any{
+		"lease renewed": {event.LeaseChanged{Verb: "renew_lease", Limit: "jobs", Slots: 2}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: lease", "result": "renewed", "limit": "jobs", "slots": 2.0,
 		}},
-		"lease lost": {ratelimit.LeaseChanged{Verb: "release", Limit: "jobs", Slots: 2, Lost: true}, map[string]any{
+		"lease lost": {event.LeaseChanged{Verb: "release", Limit: "jobs", Slots: 2, Lost: true}, map[string]any{
 			"level": "WARN", "msg": "ratelimit: lease", "result": "lost", "limit": "jobs", "slots": 2.0,
 		}},
-		"batch": {ratelimit.Batched{Calls: 9, Elapsed: time.Second}, map[string]any{
+		"batch": {event.Batched{Calls: 9, Elapsed: time.Second}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: batch", "calls": 9.0, "elapsed_s": 1.0,
 		}},
-		"queued": {ratelimit.QueueWait{Waited: time.Second}, map[string]any{"level": "DEBUG", "msg": "ratelimit: queued", "waited_s": 1.0}},
-		"pruned": {ratelimit.Pruned{Buckets: 5, Elapsed: time.Second}, map[string]any{
+		"queued": {event.QueueWait{Waited: time.Second}, map[string]any{"level": "DEBUG", "msg": "ratelimit: queued", "waited_s": 1.0}},
+		"pruned": {event.Pruned{Buckets: 5, Elapsed: time.Second}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: pruned", "buckets": 5.0, "elapsed_s": 1.0,
 		}},
-		"rules loaded": {ratelimit.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Elapsed: time.Second}, map[string]any{
+		"rules loaded": {event.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Elapsed: time.Second}, map[string]any{
 			"level": "INFO", "msg": "ratelimit: rules", "result": "loaded", "version": 7.0, "rules": 3.0, "overrides": 2.0, "elapsed_s": 1.0,
 		}},
-		"rules late": {ratelimit.RulesLoaded{Version: 7, Rules: 3, Late: 4 * time.Second}, map[string]any{
+		"rules late": {event.RulesLoaded{Version: 7, Rules: 3, Late: 4 * time.Second}, map[string]any{
 			"level": "WARN", "msg": "ratelimit: rules", "result": "loaded", "version": 7.0, "rules": 3.0, "overrides": 0.0, "elapsed_s": 0.0, "late_s": 4.0,
 		}},
-		"rules kept": {ratelimit.RulesLoaded{Version: 7, Rules: 3, Kept: 1, Err: dial}, map[string]any{
+		"rules kept": {event.RulesLoaded{Version: 7, Rules: 3, Kept: 1, Err: dial}, map[string]any{
 			"level": "ERROR", "msg": "ratelimit: rules", "result": "kept", "version": 7.0, "rules": 3.0, "overrides": 0.0, "elapsed_s": 0.0,
 			"kept": 1.0, "error_type": "other", "error": "dial postgres://db/app: refused",
 		}},
-		"share": {ratelimit.ShareChanged{Limit: "perUser", Before: 1, Share: 0.25, Applied: true}, map[string]any{
+		"share": {event.ShareChanged{Limit: "perUser", Before: 1, Share: 0.25, Applied: true}, map[string]any{
 			"level": "DEBUG", "msg": "ratelimit: share", "limit": "perUser", "before": 1.0, "share": 0.25, "applied": true,
 		}},
-		"redefined": {ratelimit.PolicyConflict{Limit: "api", Before: ratelimit.PerHour(10), Policy: ratelimit.PerHour(20)}, map[string]any{
+		"redefined": {event.PolicyConflict{Limit: "api", Before: ratelimit.PerHour(10), Policy: ratelimit.PerHour(20)}, map[string]any{
 			"level": "WARN", "msg": "ratelimit: one name, two policies", "limit": "api",
 			"before": ratelimit.PerHour(10).String(), "policy": ratelimit.PerHour(20).String(),
 		}},
-		"plan": {ratelimit.PlanWithoutRule{Limit: "api", Plan: "por"}, map[string]any{
+		"plan": {event.PlanWithoutRule{Limit: "api", Plan: "por"}, map[string]any{
 			"level": "WARN", "msg": "ratelimit: plan without a rule", "limit": "api", "plan": "por",
 		}},
-		"mended": {ratelimit.ClockRepaired{Limit: "perUser"}, map[string]any{"level": "WARN", "msg": "ratelimit: clock repaired", "limit": "perUser"}},
+		"mended": {event.ClockRepaired{Limit: "perUser"}, map[string]any{"level": "WARN", "msg": "ratelimit: clock repaired", "limit": "perUser"}},
 	} {
 		observer, records := log(slog.LevelDebug, sloglimit.Config{})
-		observer.Observe(t.Context(), c.event)
-		observer.Observe(t.Context(), struct{ ratelimit.Event }{}) // of a later version
+		observer.Observe(t.Context(), c.e)
+		observer.Observe(t.Context(), struct{ event.Event }{}) // of a later version
 		require.Equal(t, []map[string]any{c.want}, records(), name)
 	}
 }
@@ -200,21 +201,21 @@ func TestFailuresAreLoggedAtGrowingIntervals(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		observer, records := log(slog.LevelInfo, sloglimit.Config{})
-		lost := ratelimit.Failed{Verb: "take", Limit: "perUser", Err: context.DeadlineExceeded}
-		left := ratelimit.Failed{Verb: "take", Limit: "perUser", Err: context.Canceled, Elapsed: time.Second}
+		lost := event.Failed{Verb: "take", Limit: "perUser", Err: context.DeadlineExceeded}
+		left := event.Failed{Verb: "take", Limit: "perUser", Err: context.Canceled, Elapsed: time.Second}
 		for range 3 {
 			for range 10 {
 				observer.Observe(t.Context(), lost)
 				observer.Observe(t.Context(), left)
-				observer.Observe(t.Context(), ratelimit.Answered{Result: "failed_closed", Err: lost.Err})
-				observer.Observe(t.Context(), ratelimit.RulesLoaded{Version: 7, Err: lost.Err})
+				observer.Observe(t.Context(), event.Answered{Result: "failed_closed", Err: lost.Err})
+				observer.Observe(t.Context(), event.RulesLoaded{Version: 7, Err: lost.Err})
 			}
 			time.Sleep(time.Second)
 		}
 		time.Sleep(5 * time.Second)
 		for range 2 {
 			observer.Observe(t.Context(), allowed("take"))
-			observer.Observe(t.Context(), ratelimit.RulesChecked{Version: 7})
+			observer.Observe(t.Context(), event.RulesChecked{Version: 7})
 		}
 		var lines []string
 		for _, record := range records() {
@@ -239,12 +240,12 @@ func TestOnlyTheDatabaseEndsAnOutage(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		failed string
-		then   ratelimit.Event
+		then   event.Event
 		ends   bool
 	}{
 		"decided":                       {"take", allowed("take"), true},
 		"refused":                       {"take", refused(), true},
-		"committed":                     {"transaction", ratelimit.Transacted{Committed: true}, true},
+		"committed":                     {"transaction", event.Transacted{Committed: true}, true},
 		"answered by the refusal cache": {"take", cached, false},
 		"refused by a pause":            {"take", paused, false},
 		"a prune fails":                 {"prune", allowed("take"), false},
@@ -255,7 +256,7 @@ func TestOnlyTheDatabaseEndsAnOutage(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
 				observer, records := log(slog.LevelInfo, sloglimit.Config{Refused: slog.LevelDebug})
-				observer.Observe(t.Context(), ratelimit.Failed{Verb: c.failed, Err: context.DeadlineExceeded})
+				observer.Observe(t.Context(), event.Failed{Verb: c.failed, Err: context.DeadlineExceeded})
 				time.Sleep(time.Minute)
 				observer.Observe(t.Context(), c.then)
 				require.Equal(t, "ratelimit: failed", records()[0]["msg"])
@@ -277,8 +278,8 @@ func TestWarningsComeAtGrowingIntervals(t *testing.T) {
 		observer, records := log(slog.LevelInfo, sloglimit.Config{})
 		for range 2 {
 			for range 10 {
-				observer.Observe(t.Context(), ratelimit.LeaseChanged{Verb: "renew_lease", Limit: "jobs", Slots: 1, Lost: true})
-				observer.Observe(t.Context(), ratelimit.ClockRepaired{Limit: "perUser"})
+				observer.Observe(t.Context(), event.LeaseChanged{Verb: "renew_lease", Limit: "jobs", Slots: 1, Lost: true})
+				observer.Observe(t.Context(), event.ClockRepaired{Limit: "perUser"})
 			}
 			time.Sleep(time.Second)
 		}
@@ -298,7 +299,7 @@ func TestVersionsOfRulesAreLoggedOnce(t *testing.T) {
 	t.Parallel()
 	observer, records := log(slog.LevelInfo, sloglimit.Config{})
 	for _, version := range []int64{6, 6, 7, 7} {
-		observer.Observe(t.Context(), ratelimit.RulesLoaded{Version: version})
+		observer.Observe(t.Context(), event.RulesLoaded{Version: version})
 	}
 	require.Len(t, records(), 2)
 }
@@ -308,7 +309,7 @@ func TestLevels(t *testing.T) {
 	level := new(slog.LevelVar)
 	observer, records := log(slog.LevelInfo, sloglimit.Config{Refused: slog.LevelDebug, Allowed: level})
 	observer.Observe(t.Context(), refused())
-	observer.Observe(t.Context(), ratelimit.QueueWait{})
+	observer.Observe(t.Context(), event.QueueWait{})
 	observer.Observe(t.Context(), allowed("take"))
 	level.Set(slog.LevelDebug)
 	observer.Observe(t.Context(), allowed("take"))

@@ -78,7 +78,7 @@ type Config struct {
 	// Local shares nothing with other processes and needs no pool: for tests, and for programs that run once. It computes
 	// the share in the call of Report that ends an epoch. Defaults to false.
 	Local bool
-	// Observer receives a [ratelimit.ShareChanged] for each new share, and a [ratelimit.Failed] with the verb "report" for
+	// Observer receives an [event.ShareChanged] for each new share, and an [event.Failed] with the verb "report" for
 	// each exchange that failed. Its panics are recovered. Defaults to nil: no events.
 	Observer ratelimit.Observer
 	// AsOf replaces the database's clock, for tests. Set it to the AsOf of the Limiter. Defaults to nil, the database's

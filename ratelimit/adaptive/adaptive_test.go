@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
@@ -51,17 +52,17 @@ func (p *Policies) hold(limit ratelimit.Limit, key string, share float64) {
 // told is an Observer that collects shares and failures.
 type told struct {
 	mu     sync.Mutex
-	shares []ratelimit.ShareChanged
+	shares []event.ShareChanged
 	failed []error
 }
 
-func (o *told) Observe(_ context.Context, event ratelimit.Event) {
+func (o *told) Observe(_ context.Context, e event.Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	switch e := event.(type) {
-	case ratelimit.ShareChanged:
+	switch e := e.(type) {
+	case event.ShareChanged:
 		o.shares = append(o.shares, e)
-	case ratelimit.Failed:
+	case event.Failed:
 		o.failed = append(o.failed, e.Err)
 	}
 }
@@ -374,7 +375,7 @@ func TestLocalPoliciesAdapt(t *testing.T) {
 	p.report(t, request, 1, 0)
 	require.Len(t, p.told.shares, 1)
 	change := p.told.shares[0]
-	require.Equal(t, ratelimit.ShareChanged{Limit: "api", Before: 1, Share: change.Share, Applied: true, Decided: true}, change)
+	require.Equal(t, event.ShareChanged{Limit: "api", Before: 1, Share: change.Share, Applied: true, Decided: true}, change)
 	require.Less(t, change.Share, 0.86)
 	require.InEpsilon(t, 100*change.Share, p.limiter.Resolve(request).Spec().Rate, 0.05)
 	require.Equal(t, 100.0, p.limiter.Resolve(api.For("b")).Spec().Rate)
@@ -390,7 +391,7 @@ func TestLocalPoliciesAdapt(t *testing.T) {
 
 type panicking struct{}
 
-func (panicking) Observe(context.Context, ratelimit.Event) { panic("of the program") }
+func (panicking) Observe(context.Context, event.Event) { panic("of the program") }
 
 // Beyond 10,000 keys the contract is in effect, and keys that are not used make room.
 func TestTooManyKeys(t *testing.T) {

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 const (
@@ -165,7 +165,7 @@ func (p *Policies) failed(due []*exchanged, unsure bool, err error, began time.T
 			e.giveBack()
 		}
 	}
-	p.tell(ratelimit.Failed{
+	p.tell(event.Failed{
 		Verb: "report", Limit: name, Err: fmt.Errorf("adaptive: report %q: %w", name, err),
 		Began: began, Elapsed: time.Since(began),
 	})
@@ -194,7 +194,7 @@ func (p *Policies) learn(due []*exchanged, now int64) {
 		share := e.adapting.clamp(e.known.Share)
 		e.share.Store(math.Float64bits(rounded(share, e.adapting.floor)))
 		if share != before {
-			p.tell(ratelimit.ShareChanged{
+			p.tell(event.ShareChanged{
 				Limit: e.name, Before: before, Share: share, Applied: e.adapting.applied,
 				Decided: e.turned,
 			})
@@ -203,10 +203,10 @@ func (p *Policies) learn(due []*exchanged, now int64) {
 }
 
 // tell passes an event to the Observer. Its panic must not end the process.
-func (p *Policies) tell(event ratelimit.Event) {
+func (p *Policies) tell(e event.Event) {
 	if p.config.Observer == nil {
 		return
 	}
 	defer func() { _ = recover() }()
-	p.config.Observer.Observe(context.Background(), event)
+	p.config.Observer.Observe(context.Background(), e)
 }

@@ -59,7 +59,7 @@ type Outcome struct {
 // limiter is the one that decided about the request; it knows how the key is stored.
 //
 // It returns at once. Outcomes are counted in memory, and written to the database four times an epoch, beside the
-// calls. If a write failed, the Observer receives a [ratelimit.Failed], and its outcomes are written next time, unless
+// calls. If a write failed, the Observer receives an [event.Failed], and its outcomes are written next time, unless
 // they may have been written. If a process dies, its unwritten outcomes are lost. Outcomes count even if the
 // transaction of the call rolls back. While another transaction holds the row of a key, the outcomes of that key stay
 // in memory.

@@ -103,10 +103,10 @@ func (l *Limiter) giveBack(ctx context.Context, rest []leftover) {
 }
 
 func (l *Limiter) giveBackOne(ctx context.Context, one *leftover) {
-	event := Event{Limit: one.request.Limit(), Lost: one.left}
+	e := Event{Limit: one.request.Limit(), Lost: one.left}
 	defer func() {
 		_ = recover() // of a hook of the program
-		l.report(event)
+		l.report(e)
 	}()
 	tokens, within := one.returnable(l.now(), l.limiter.Resolve(one.request).Spec())
 	if !(tokens >= minCost) {
@@ -115,7 +115,7 @@ func (l *Limiter) giveBackOne(ctx context.Context, one *leftover) {
 	ctx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
 	if err := l.limiter.CreditTaken(ctx, one.from.at, one.request.Cost(tokens)); err == nil {
-		event.Returned, event.Lost = tokens, one.left-tokens
+		e.Returned, e.Lost = tokens, one.left-tokens
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
@@ -99,9 +100,9 @@ func (d *database) process(limits Limits) *Limiter {
 type fromMemoryKey struct{}
 
 // Observe notes in the context of a call that it was answered from memory.
-func (d *database) Observe(ctx context.Context, event ratelimit.Event) {
+func (d *database) Observe(ctx context.Context, e event.Event) {
 	if note, ok := ctx.Value(fromMemoryKey{}).(*bool); ok {
-		*note = event.(ratelimit.Decided).Cached
+		*note = e.(ratelimit.Decided).Cached
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 const (
@@ -59,7 +60,7 @@ func (s *List) tell(ctx context.Context, key string) {
 
 // Run listens for slots that other processes release, until ctx ends; call it in a goroutine of its own. It uses one
 // connection more than the pool, and reconnects if it is lost, which the Limiter's Observer receives as a
-// [ratelimit.Failed] with the Verb "listen". It returns nil when ctx has ended, or an error that wraps
+// [event.Failed] with the Verb "listen". It returns nil when ctx has ended, or an error that wraps
 // ErrInvalidConfig.
 func (s *List) Run(ctx context.Context) error {
 	if s.config.Pool == nil {
@@ -73,7 +74,7 @@ func (s *List) Run(ctx context.Context) error {
 		began := time.Now()
 		if err := s.listen(ctx); ctx.Err() == nil {
 			err = fmt.Errorf("waitlist: listen for %q: %w", s.limit.Name(), err)
-			s.limiter.Observe(ctx, ratelimit.Failed{Verb: "listen", Limit: s.limit.Name(), Err: err, Began: began})
+			s.limiter.Observe(ctx, event.Failed{Verb: "listen", Limit: s.limit.Name(), Err: err, Began: began})
 		}
 		select {
 		case <-ctx.Done():

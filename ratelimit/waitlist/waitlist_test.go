@@ -18,6 +18,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimit/waitlist"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
@@ -283,8 +284,8 @@ func TestWaitingIsNotReportedAsARefusal(t *testing.T) {
 		checks := 0
 		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{
 			Refused: func(_ context.Context, r ratelimit.Refusal) { t.Errorf("%v was refused", r.Limit) },
-			Observer: observer(func(event ratelimit.Event) {
-				if d, ok := event.(ratelimit.Decided); !ok || d.Decision.Allowed {
+			Observer: observer(func(e event.Event) {
+				if d, ok := e.(ratelimit.Decided); !ok || d.Decision.Allowed {
 					return
 				}
 				if checks++; checks == 2 { // the first call of the line for it
@@ -360,8 +361,8 @@ func TestNotifications(t *testing.T) {
 	var running errgroup.Group
 	process := func() (s *waitlist.List, entered, refused chan struct{}) {
 		entered, refused = make(chan struct{}, 100), make(chan struct{}, 100)
-		limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: observer(func(event ratelimit.Event) {
-			switch d, ok := event.(ratelimit.Decided); {
+		limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: observer(func(e event.Event) {
+			switch d, ok := e.(ratelimit.Decided); {
 			case ok && !d.Decision.Allowed:
 				refused <- struct{}{}
 			case ok && d.Decision.States[0].Limit.Name() == "exports.line":
@@ -402,8 +403,8 @@ func TestAHookMayPanic(t *testing.T) {
 	t.Parallel()
 	tracer := &panicking{panicked: make(chan struct{}, 100)}
 	pool := postgrestest.New(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer })
-	limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: observer(func(event ratelimit.Event) {
-		d, ok := event.(ratelimit.Decided)
+	limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: observer(func(e event.Event) {
+		d, ok := e.(ratelimit.Decided)
 		tracer.armed.Store(ok && d.Verb == "acquire" && d.Decision.States[0].Limit.Name() == one.Name())
 	})})
 	require.NoError(t, err)
@@ -472,9 +473,9 @@ func TestRunReportsThatItDoesNotListen(t *testing.T) {
 		defer pool.Close()
 		defer close(stop)
 		defer cancel()
-		reported := make(chan ratelimit.Failed)
-		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Observer: observer(func(event ratelimit.Event) {
-			if failed, is := event.(ratelimit.Failed); is {
+		reported := make(chan event.Failed)
+		limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Observer: observer(func(e event.Event) {
+			if failed, is := e.(event.Failed); is {
 				reported <- failed
 			}
 		})})
@@ -483,7 +484,7 @@ func TestRunReportsThatItDoesNotListen(t *testing.T) {
 		list := newList(t, limiter, one, waitlist.Config{Pool: pool})
 		go func() { ended <- list.Run(ctx) }()
 		for _, why := range []error{down, context.DeadlineExceeded} {
-			var failed ratelimit.Failed
+			var failed event.Failed
 			select {
 			case failed = <-reported:
 			case <-time.After(10 * time.Second):
@@ -498,6 +499,6 @@ func TestRunReportsThatItDoesNotListen(t *testing.T) {
 	})
 }
 
-type observer func(event ratelimit.Event)
+type observer func(e event.Event)
 
-func (o observer) Observe(_ context.Context, event ratelimit.Event) { o(event) }
+func (o observer) Observe(_ context.Context, e event.Event) { o(e) }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // Config holds the settings of a Gate. Call is the type that describes a call. grpclimit and connectlimit document all
@@ -198,7 +199,7 @@ func (g *Gate[Call]) faulty(ctx context.Context, call Call, result string, err e
 	case !hasCode:
 		result = guard.FailedClosed
 	}
-	g.gate.Tell(ctx, ratelimit.Answered{Route: g.route(call), Result: result, Err: err})
+	g.gate.Tell(ctx, event.Answered{Route: g.route(call), Result: result, Err: err})
 	if missing, ok := errors.AsType[*MissingKeyError](err); ok {
 		rejection := g.withoutKey()
 		rejection.Message = missing.Error()

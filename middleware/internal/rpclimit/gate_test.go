@@ -19,6 +19,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/middleware/internal/rpclimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
@@ -82,12 +83,12 @@ type bundle struct {
 	log     testkit.Journal
 
 	mu      sync.Mutex
-	told    []ratelimit.Answered
+	told    []event.Answered
 	refused []string // mode, limit and route, by Config.Refused
 }
 
-func (b *bundle) Observe(_ context.Context, event ratelimit.Event) {
-	if a, ok := event.(ratelimit.Answered); ok {
+func (b *bundle) Observe(_ context.Context, e event.Event) {
+	if a, ok := e.(event.Answered); ok {
 		b.mu.Lock()
 		defer b.mu.Unlock()
 		b.told = append(b.told, a)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -204,8 +205,8 @@ func (db *database) newLimiter(config ratelimit.Config) (*ratelimit.Limiter, err
 type unreadable struct{ app *app }
 
 // Observe receives the events of a load.
-func (u unreadable) Observe(_ context.Context, event ratelimit.Event) {
-	if loaded, ok := event.(ratelimit.RulesLoaded); ok && loaded.Kept > 0 {
+func (u unreadable) Observe(_ context.Context, e event.Event) {
+	if loaded, ok := e.(event.RulesLoaded); ok && loaded.Kept > 0 {
 		u.app.note("%d rules or overrides in the tables cannot be read, so their earlier versions stay in effect; store "+
 			"them again: %v", loaded.Kept, loaded.Err)
 	}
@@ -257,7 +258,7 @@ func probes(db *database, b *bucket, name string, kind ratelimit.Kind,
 // silent ignores events. A Limiter without an Observer would log that a name has two policies.
 type silent struct{}
 
-func (silent) Observe(context.Context, ratelimit.Event) {}
+func (silent) Observe(context.Context, event.Event) {}
 
 // standsAlone returns the policy that the tables say for a bucket, and whether it is the same however the limit is
 // defined in the code.

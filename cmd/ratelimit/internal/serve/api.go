@@ -17,6 +17,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/strictjson"
 	"github.com/pgratelimit/pgratelimit/middleware/httplimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // call is the body of a request to the API.
@@ -126,7 +127,7 @@ func (s *Server) decide(r *http.Request, name string, do verb, c *call,
 		ctx, cancel := guard.Deciding(ratelimit.WithRoute(r.Context(), r.Pattern), patience)
 		defer cancel()
 		if _, err = take(ctx, s.limiter, requests); err != nil && !isMistake(err) {
-			s.gate.Log(r.Context(), ratelimit.Answered{Route: r.Pattern, Result: guard.FailedClosed, Err: err})
+			s.gate.Log(r.Context(), event.Answered{Route: r.Pattern, Result: guard.FailedClosed, Err: err})
 		}
 		return answered, err
 	}
@@ -150,7 +151,7 @@ func (s *Server) api(name string, do verb) http.Handler {
 		var requests []ratelimit.Request
 		if err == nil {
 			if requests, err = s.requests(c); err != nil { // a mistake of the program, which gets it: not for the log
-				s.limiter.Observe(r.Context(), ratelimit.Answered{Route: r.Pattern, Result: guard.BadRequest, Err: err})
+				s.limiter.Observe(r.Context(), event.Answered{Route: r.Pattern, Result: guard.BadRequest, Err: err})
 			}
 		}
 		if err != nil {

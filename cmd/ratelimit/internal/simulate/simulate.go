@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
@@ -49,8 +50,9 @@ type Config struct {
 
 // Run replays requests from CSV: a head with the columns' names, and a row for each request. The column time is
 // required: RFC 3339, or as psql prints it, and UTC if it has no zone. The others are the attributes of the tiers, such
-// as user, plan and address, and the sources of their costs, such as header:x-tokens, which are required. Rows are in the order of time. Memory grows with the number of keys, not with that of
-// rows. A request that cannot be decided is counted in the Report; with an error there is none.
+// as user, plan and address, and the sources of their costs, such as header:x-tokens, which are required. Rows are in
+// the order of time. Memory grows with the number of keys, not with that of rows. A request that cannot be decided is
+// counted in the Report; with an error there is none.
 func Run(ctx context.Context, config Config, in io.Reader) (*Report, error) {
 	r, err := newReplay(&config)
 	if err != nil {
@@ -108,8 +110,8 @@ func newReplay(config *Config) (*replay, error) {
 }
 
 // Observe remembers plans that no rule is for.
-func (r *replay) Observe(_ context.Context, event ratelimit.Event) {
-	if found, is := event.(ratelimit.PlanWithoutRule); is {
+func (r *replay) Observe(_ context.Context, e event.Event) {
+	if found, is := e.(event.PlanWithoutRule); is {
 		r.report.UnknownPlans = append(r.report.UnknownPlans, strings.Clone(found.Plan))
 	}
 }

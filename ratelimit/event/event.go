@@ -1,46 +1,23 @@
-package ratelimit
+// Package event has what a Limiter and the packages around it report to a [ratelimit.Observer], for logs, metrics and
+// traces. [ratelimit.Decided], which has the decision on a call, is an event too. No event contains a key.
+//
+// The packages sloglimit, promlimit and otellimit receive all of them, so most programs don't need this package:
+//
+//	func (c *counter) Observe(ctx context.Context, e event.Event) {
+//		if failed, ok := e.(event.Failed); ok {
+//			c.failures.WithLabelValues(failed.Verb).Inc()
+//		}
+//	}
+package event
 
 import (
-	"context"
+	"fmt"
 	"time"
-
-	"github.com/pgratelimit/pgratelimit/internal/arg"
 )
 
-// Observer receives events about the calls of a Limiter, for logs, metrics and traces. Observe runs on the goroutine of
-// the call, before the call returns. It must be quick, must not call the Limiter, and may run on many goroutines at
-// once. For panics see [Config.Observer]. ctx has the values of the call's context, and may have ended.
-//
-// Events of a transaction of InTx are reported when it has ended. If it rolled back, its refusals, failed calls and
-// lost leases are reported, but not the events that the rollback undid. An attempt that lost a conflict reports a
-// Conflicted in place of its events, and an attempt that lost its connection reports none. A transaction that fails
-// because of that reports a Failed, and every other one a Transacted. Events of a transaction that you began are
-// reported at once, with Pending set. No event contains a key.
-type Observer interface {
-	Observe(ctx context.Context, event Event)
-}
-
-// Event is one of [Decided], [Settlement], [LeaseChanged], [Failed], [Transacted], [Conflicted], [Batched],
-// [QueueWait], [Pruned], [ClockRepaired], [PolicyConflict], [PlanWithoutRule], [Answered], [RulesLoaded],
-// [RulesChecked] and [ShareChanged]. Ignore other events, because more may be added.
-type Event interface{ event() }
-
-// Decided is a decision, allowed or refused. A failed call is a Failed.
-type Decided struct {
-	// Verb is "take", "check", "reserve" or "acquire".
-	Verb string
-	// Decision is the decision that the call returned.
-	Decision Decision
-	// Delay is the time after the decision at which reserved work may run; 0 for other verbs.
-	Delay time.Duration
-	// Began is the time of the call on this process's clock. Elapsed is its duration, as the caller saw it.
-	Began   time.Time
-	Elapsed time.Duration
-	// Cached reports whether the decision came from memory: from the refusal cache, or from package prefetch.
-	Cached bool
-	// Pending reports whether the decision was made in a transaction that may still roll back.
-	Pending bool
-}
+// Event is a type of this package, or a [ratelimit.Decided]. Ignore those that you don't know, because more may be
+// added.
+type Event interface{ IsEvent() }
 
 // Settlement is the difference between the reserved and the actual cost of one limit, when a reservation is settled or
 // cancelled, or expires.
@@ -49,7 +26,7 @@ type Settlement struct {
 	Limit string
 	// Delta is the number of tokens charged beyond the reservation. If it is negative, tokens were returned.
 	Delta float64
-	// Pending is as in Decided.
+	// Pending is as in [ratelimit.Decided].
 	Pending bool
 }
 
@@ -63,12 +40,12 @@ type LeaseChanged struct {
 	Slots int
 	// Lost reports whether the lease was no longer held, so that the work may have run beside other holders.
 	Lost bool
-	// Pending is as in Decided.
+	// Pending is as in [ratelimit.Decided].
 	Pending bool
 }
 
 // Failed is a call that returned an error which is not the fault of its caller. The request was neither allowed nor
-// refused. errors.Is(Err, ErrContended) distinguishes contention from a database that does not work.
+// refused. errors.Is(Err, ratelimit.ErrContended) distinguishes contention from a database that does not work.
 //
 // It includes calls whose context ended before the answer. For errors.Is(Err, context.Canceled) the caller left, and
 // Elapsed is how long it had waited. If it is long, the database stalls or a row is held. Sleeping for a turn in
@@ -140,19 +117,19 @@ type ClockRepaired struct {
 
 // PolicyConflict is a limit name that a Limiter has used with two policies. They share the buckets of the name, and the
 // latest call decides the capacity. This is usually a mistake: one name for two limits. To give one name several
-// policies, such as plans, use rules in [Config.Policies]. It is reported once for each name, also if the call fails.
-// Without an Observer, it is a warning of slog's default logger.
+// policies, such as plans, use rules in [ratelimit.Config.Policies]. It is reported once for each name, also if the
+// call fails. Without an Observer, it is a warning of slog's default logger.
 type PolicyConflict struct {
 	// Limit is the name.
 	Limit string
 	// Before is the first policy of the name, and Policy the new one.
-	Before, Policy Policy
+	Before, Policy fmt.Stringer
 }
 
 // PlanWithoutRule is a request whose plan has no stored rule, although other plans of the limit have one. Usually the
-// program forgot or misspelled [Request.Plan]. The request was decided by the rule without a plan, or else by the
-// definition in the code, and its bucket was cut down to that capacity. Package rules reports each limit and plan once,
-// up to 16 plans of a limit.
+// program forgot or misspelled [ratelimit.Request.Plan]. The request was decided by the rule without a plan, or else by
+// the definition in the code, and its bucket was cut down to that capacity. Package rules reports each limit and plan
+// once, up to 16 plans of a limit.
 type PlanWithoutRule struct {
 	// Limit is the name of the limit.
 	Limit string
@@ -161,7 +138,7 @@ type PlanWithoutRule struct {
 }
 
 // Answered is the answer of a guard in front of a handler to a request, for example of package httplimit. The decisions
-// of its limits are reported as a Decided or a Failed, too.
+// of its limits are reported, too.
 type Answered struct {
 	// Route is the program's name for the guarded handler. It can be empty.
 	Route string
@@ -217,53 +194,18 @@ type ShareChanged struct {
 	Decided bool
 }
 
-func (Decided) event()         {}
-func (Settlement) event()      {}
-func (LeaseChanged) event()    {}
-func (Failed) event()          {}
-func (Transacted) event()      {}
-func (Conflicted) event()      {}
-func (Batched) event()         {}
-func (QueueWait) event()       {}
-func (Pruned) event()          {}
-func (ClockRepaired) event()   {}
-func (PolicyConflict) event()  {}
-func (PlanWithoutRule) event() {}
-func (Answered) event()        {}
-func (RulesLoaded) event()     {}
-func (RulesChecked) event()    {}
-func (ShareChanged) event()    {}
-
-// Observers returns an Observer that passes each event to all observers, in this order. Nil observers are left out. It
-// returns nil if none is left.
-func Observers(observers ...Observer) Observer {
-	var told several
-	for _, o := range observers {
-		if !arg.IsNil(o) {
-			told = append(told, o)
-		}
-	}
-	switch len(told) {
-	case 0:
-		return nil
-	case 1:
-		return told[0]
-	}
-	return told
-}
-
-// recovering is an Observer that recovers panics.
-type recovering struct{ Observer }
-
-func (r recovering) Observe(ctx context.Context, event Event) {
-	defer func() { _ = recover() }()
-	r.Observer.Observe(ctx, event)
-}
-
-type several []Observer
-
-func (s several) Observe(ctx context.Context, event Event) {
-	for _, o := range s {
-		o.Observe(ctx, event)
-	}
-}
+func (Settlement) IsEvent()      {}
+func (LeaseChanged) IsEvent()    {}
+func (Failed) IsEvent()          {}
+func (Transacted) IsEvent()      {}
+func (Conflicted) IsEvent()      {}
+func (Batched) IsEvent()         {}
+func (QueueWait) IsEvent()       {}
+func (Pruned) IsEvent()          {}
+func (ClockRepaired) IsEvent()   {}
+func (PolicyConflict) IsEvent()  {}
+func (PlanWithoutRule) IsEvent() {}
+func (Answered) IsEvent()        {}
+func (RulesLoaded) IsEvent()     {}
+func (RulesChecked) IsEvent()    {}
+func (ShareChanged) IsEvent()    {}
