@@ -11,8 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// DefaultShards is the default of Distribution.Shards. It is not a usual number, and not the default of Citus, which is
-// 32.
+// DefaultShards is the default of Distribution.Shards: an unusual number, and not Citus's default of 32.
 const DefaultShards = 48
 
 // isDistributed asks whether Citus distributes a table, if Citus is installed.
@@ -43,15 +42,15 @@ type Distribution struct {
 }
 
 // Distribute lets Citus distribute the tables that decisions use: buckets and leases by key, and reservations by id. It
-// copies the fingerprint and the functions of programs to every server. The tables of rules, compiled rules, refusals,
-// upstreams and versions stay on the coordinator, because no program's decision reads them; call the functions for
-// people there. It changes no table that is distributed already, so it can run any number of times, and in several
-// processes at once. Each run gives the shards free pages, as Up does for other tables.
+// copies the fingerprint and the programs' functions to every server. All other tables stay on the coordinator, because
+// no program's decision reads them; call the functions for people there. It leaves distributed tables as they are, so
+// it can run any number of times, and in several processes at once. Each run gives the shards free pages, as Up does
+// for other tables.
 //
 // Run it after [Up], on the coordinator. Existing rows are moved, and calls wait meanwhile. Then restart the programs,
 // because a program checks only once whether the tables are distributed.
 //
-// It returns ErrNoCitus, ErrShards if tables of the application could no longer be distributed, and an error if the
+// It returns ErrNoCitus, ErrShards if your application's tables could no longer be distributed, and an error if the
 // table of buckets is partitioned. Then nothing was changed.
 func Distribute(ctx context.Context, pool *pgxpool.Pool, cfg Config, distribution Distribution) error {
 	schema, err := cfg.schemaOn(ctx, pool)

@@ -23,8 +23,8 @@ type Function struct {
 
 var createFunction = regexp.MustCompile(`(?s)\nCREATE FUNCTION [^(]+\.([a-z0-9_]+)\(.*?\sAS \$\$(.*?)\$\$`)
 
-// Functions returns the functions of the newest migration, for example to compare them with those in a database. It
-// sends no statement. It returns [ErrInvalidSchema].
+// Functions returns the newest migration's functions, for example to compare them with a database's. It sends no
+// statement. It returns [ErrInvalidSchema].
 func Functions(cfg Config) ([]Function, error) {
 	schema, err := cfg.schema()
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 // ErrInvalidRole is returned by [Grants] if Roles has no name, or a name that Postgres rejects.
 var ErrInvalidRole = errors.New("migrations: invalid role")
 
-// Roles are the names of the database roles that use the tables and functions. Empty names are left out. A role with
-// two names gets the privileges of both.
+// Roles are the names of the database roles that use the tables and functions; empty ones are left out. A role with two
+// names gets the privileges of both.
 type Roles struct {
 	// Owner is the role that migrates. Only the owner can alter, truncate or drop a table, or delete from the history of
 	// the rules. Leave it empty if this role created the tables.
@@ -25,15 +25,15 @@ type Roles struct {
 	// Operator is the role of people who change rules, overrides and pauses, and of tools that reset, credit and charge
 	// buckets. Operators can also delete the fingerprint of HashKey.
 	Operator string
-	// Reader is the role of pages and of monitoring. It reads all tables, with the keys as they are stored, and writes
-	// nothing. If it must not see personal data in keys, set Config.HashKey of package ratelimit.
+	// Reader is the role of pages and of monitoring. It reads all tables, with the stored keys, and writes nothing. If it
+	// must not see personal data in keys, set Config.HashKey of package ratelimit.
 	Reader string
-	// Caller is the role of programs in other languages that may call the functions for people (docs/sql.md), and has no
-	// privileges on tables. The functions then run as their owner, with a fixed search_path, whoever calls them. A caller
-	// can take, give back and reset tokens of any key.
+	// Caller is the role of programs in other languages. It may call the functions for people (docs/sql.md), so it can
+	// take, return and reset any key's tokens, but it has no privileges on tables. The functions then run as their owner,
+	// with a fixed search_path, whoever calls them.
 	Caller string
-	// Client is the role of clients that run SQL of their own. It may only call take_own, which takes from the bucket of
-	// the client, and insert rows into tables of yours that have the trigger limit_rows. These functions run as their
+	// Client is the role of clients that run SQL of their own. It may only call take_own, which takes from the client's
+	// own bucket, and insert rows into tables of yours that have the trigger limit_rows. These functions run as their
 	// owner, too.
 	Client string
 	// RowSecurity adds the policies that the roles need if row level security is enabled for the tables: each role sees
@@ -41,10 +41,10 @@ type Roles struct {
 	RowSecurity bool
 }
 
-// Grants returns the statements that grant the roles their privileges on the tables and functions of the newest
-// migration, one on each line. Run them as one text, as the owner of the tables, or as a superuser if Roles.Owner names
-// another role. You can run them any number of times. They revoke nothing. Run them again after an [Up] that created
-// tables or functions. The roles must exist, and must be allowed to connect.
+// Grants returns the statements that grant the roles their privileges on the newest migration's tables and functions,
+// one on each line. Run them as one text, as the tables' owner, or as a superuser if Roles.Owner names another role,
+// and again after an [Up] that created tables or functions. They revoke nothing, and can run any number of times. The
+// roles must exist, and must be allowed to connect.
 //
 // Grants sends no statement. It returns [ErrInvalidSchema] and [ErrInvalidRole].
 func Grants(cfg Config, roles Roles) (string, error) {

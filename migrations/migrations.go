@@ -71,11 +71,11 @@ type Config struct {
 }
 
 // Up applies all missing migrations, each in its own transaction. Several processes can call it at once, at any default
-// isolation level. It works on a pool of one connection. If a migration fails, the migrations before it stay applied,
-// and the next Up continues. With all migrations applied, it restores what a restored dump can lack: functions, which
-// need the statements of [Grants] again, and the free pages of tables (docs/operations.md#tables-that-became-small).
+// isolation level. It works on a pool of one connection. If a migration fails, those before it stay applied, and the
+// next Up continues. With all migrations applied, it restores what a restored dump can lack: functions, which need the
+// statements of [Grants] again, and the tables' free pages (docs/operations.md#tables-that-became-small).
 //
-// If somebody has partitioned the table of buckets, it returns an error, and changes nothing.
+// If the table of buckets was partitioned, it returns an error, and changes nothing.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, schema string, current int64) error {
 		if err := notPartitioned(ctx, pool, schema); err != nil {
@@ -101,9 +101,8 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	return nil
 }
 
-// Down undoes every applied migration, the newest first. All limits and everything they remember are
-// lost: every bucket is full again after the next Up. The schema and goose's record in it stay. Down
-// does nothing when nothing is applied.
+// Down undoes every applied migration, the newest first. All limits' state is lost, so every bucket is full after the
+// next Up. The schema and goose's record in it stay. Down does nothing if no migration is applied.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, _ string, current int64) error {
 		if current == 0 {
@@ -118,8 +117,7 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 	return nil
 }
 
-// Version returns the highest version that is applied, 0 when none is. It only reads: neither schema
-// nor table is created.
+// Version returns the highest version that is applied, or 0. It only reads, so it creates neither schema nor table.
 func Version(ctx context.Context, pool *pgxpool.Pool, cfg Config) (int64, error) {
 	schema, err := cfg.schemaOn(ctx, pool)
 	if err != nil {

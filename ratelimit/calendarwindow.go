@@ -24,15 +24,15 @@ const (
 )
 
 // CalendarWindow gives Rate tokens in each day, week, month, quarter or year of a time zone: "1000 a month, from
-// midnight of the 1st in Berlin". Unused tokens do not roll over. Owed tokens are repaid by Rate in each window.
+// midnight of the 1st in Berlin". Unused tokens don't roll over, and each window repays up to Rate of a debt.
 //
-// A window begins at local midnight, so daylight saving and the lengths of months are right. If that midnight does not
-// exist, the window begins at the first instant after it. If it occurs twice, the first counts. A [FixedWindow] of 24
-// hours, in contrast, starts at another local time after each change of the clocks.
+// A window begins at local midnight, so daylight saving and the months' lengths are right, while a [FixedWindow] of 24
+// hours starts at another local time after each clock change. If that midnight doesn't exist, the window begins at the
+// first moment after it. If it occurs twice, the first counts.
 //
-// Windows follow the time zone data that [time.LoadLocation] finds on the machine, or otherwise the data in the program
+// Windows follow the time zone data that [time.LoadLocation] finds on the machine, or otherwise the program's own
 // (package time/tzdata, about 450 KB). If two programs have different data for a zone, their windows can begin hours
-// apart until both have the new data.
+// apart.
 //
 // A reservation can reach into the next window, but not further.
 type CalendarWindow struct {
@@ -48,11 +48,11 @@ type CalendarWindow struct {
 	// FirstDay is the day of the month on which a Monthly, Quarterly or Yearly window begins, from 1 to 31. In a shorter
 	// month it is the last day. Defaults to 1.
 	FirstDay int
-	// FirstMonth is the month in which a Yearly window begins. A Quarterly window begins in this month and every third
-	// month after it. Defaults to January.
+	// FirstMonth is the month in which a Yearly window begins, and the first of the months in which Quarterly windows do.
+	// Defaults to January.
 	FirstMonth time.Month
-	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations: at most Rate, because
-	// reservations reach only into the next window. Defaults to Rate. None and NoReservations are as in [TokenBucket].
+	// MaxReserved is the most tokens that reservations can owe: at most Rate, because they reach only into the next
+	// window. Defaults to Rate. None and NoReservations are as in [TokenBucket].
 	MaxReserved float64
 }
 

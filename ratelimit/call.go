@@ -38,14 +38,14 @@ type call struct {
 
 // Take takes the costs of the requests from all of their limits, or from none of them.
 //
-// Check Allowed of the decision; RetryAfter is the time to wait after a refusal. An error is a failure, never a
-// refusal: treat the request as refused. Requests that could never be allowed are errors: ErrInvalidCost,
-// ErrInvalidKey, ErrCostExceedsCapacity and ErrInvalidRequest. Take returns them before any SQL, so the transaction
+// Check the decision's Allowed; after a refusal, RetryAfter is the time to wait. An error is a failure, never a
+// refusal: treat the request as refused. Requests that could never be allowed are errors (ErrInvalidCost,
+// ErrInvalidKey, ErrCostExceedsCapacity and ErrInvalidRequest), which Take returns before any SQL, so your transaction
 // stays usable.
 //
-// Outside a transaction the call is one round trip with its own commit, within Config.Timeout. Conflicts are retried.
-// If the connection fails during the call, or its time ends, Take returns an error, and it is unknown whether it took
-// the tokens. If all costs are 0, Take takes and writes nothing, as Check.
+// Outside a transaction the call is one round trip with its own commit, within Config.Timeout, and it retries
+// conflicts. If the connection fails during the call, or its time ends, it's unknown whether the tokens were taken. If
+// all costs are 0, Take writes nothing, like Check.
 func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, error) {
 	if len(requests) == 1 && l != nil && l.pool != nil && l.cache != nil {
 		if d, refused := recallOne(ctx, l, &requests[0]); refused {
@@ -61,11 +61,11 @@ func (l *Limiter) Take(ctx context.Context, requests ...Request) (Decision, erro
 	return doOnce(ctx, l, c)
 }
 
-// Check returns the decision that Take would return, and takes nothing. Other calls can take the tokens before you do.
-// So do not check first and take later: take, and give up the work after a refusal.
+// Check returns the decision that Take would return, and takes nothing. Don't check first and take later, because
+// others can take the tokens meanwhile: take, and give up the work after a refusal.
 //
-// It reads with a SELECT. In a SERIALIZABLE transaction this read can cause serialization failures, like your own
-// reads. Take avoids that.
+// It reads with a SELECT, so in a SERIALIZABLE transaction it can cause serialization failures, like your own reads.
+// Take avoids that.
 func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, error) {
 	c, err := l.begin(ctx, verbCheck, requests)
 	if err != nil {
@@ -75,8 +75,8 @@ func (l *Limiter) Check(ctx context.Context, requests ...Request) (Decision, err
 	return doOnce(ctx, l, c)
 }
 
-// Value returns the content of the bucket of request, to show it or to compute it at other instants. The cost of the
-// request does not matter. It reads as Check does.
+// Value returns the bucket's content, to show it or to predict later ones. The request's cost doesn't matter. It reads
+// as Check does.
 func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 	c, err := l.begin(ctx, "value", []Request{request.Cost(0)})
 	if err != nil {
@@ -90,9 +90,8 @@ func (l *Limiter) Value(ctx context.Context, request Request) (Value, error) {
 	return d.States[0].Value, nil
 }
 
-// Reset fills the buckets of the requests to their capacity, for example after a successful login. Owed tokens are
-// forgotten, too, so reserved work that has not run yet comes on top. The windows of a fixed window do not move. In a
-// transaction, a rollback undoes it.
+// Reset fills the requests' buckets, for example after a successful login. Debt is forgotten, too, so reserved work
+// that hasn't run yet is admitted on top. A fixed window's boundaries don't move. A rollback undoes it.
 func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 	c, err := l.begin(ctx, "reset", costless(requests))
 	if err != nil {
@@ -297,19 +296,17 @@ func (l *Limiter) pass(ctx context.Context, verb string, keyed, looks bool) erro
 }
 
 // Require takes the costs of the requests from all of their limits and returns nil, or takes from none of them and
-// returns an error. Begin with it: a program that ignores the Allowed of a Take admits every request without notice.
-// Continue only if the error is nil.
+// returns an error. Begin with it, because a program that ignores Take's Allowed admits every request without notice.
 //
 //	if err := limiter.WithTx(tx).Require(ctx, SendMessage.For(userID)); err != nil {
 //		return err // refused or failed: the transaction rolls back, and nothing is taken
 //	}
 //
-// A refusal is a *[LimitedError], which [errors.As] finds. It has the Decision: the limits that refused, and the time
-// to wait. errors.Is(err, [ErrLimited]) distinguishes it from a failure. Every other error is a failure, as from Take,
-// and [IsUndecided] is true for it.
+// A refusal is a *[LimitedError], which [errors.As] finds; its Decision has the limits that refused, and the time to
+// wait. Every other error is a failure, as from Take. [ErrLimited] and [IsUndecided] tell the two apart.
 //
-// A limit in [Shadow] mode refuses no request. If no other limit refuses, Require returns nil, and Observers receive
-// the refusal. Limits in Shadow that refused give no tokens. A failure is still an error.
+// A limit in [Shadow] mode refuses no request, and gives no tokens when it would have refused, which only the Observer
+// learns. A failure is still an error.
 func (l *Limiter) Require(ctx context.Context, requests ...Request) error {
 	d, err := l.Take(ctx, requests...)
 	if err != nil {

@@ -17,23 +17,22 @@ import (
 // [Limiter.Release] returns them. If a holder dies, its slots are free when the lease ends. [Limiter.Hold] renews and
 // releases for you.
 //
-// A holder that works on after its lease has ended does so beside other holders. See [Lease] for how to prevent that.
-// In answers, tokens are free slots. They are negative while more slots are held than Slots, after Slots was lowered.
+// A holder that works on after its lease has ended does so beside other holders; [Lease] says how to prevent that. In
+// answers, tokens are free slots, which are negative while more are held than Slots allows, because Slots was lowered.
 //
-// Check reports whether Acquire would be allowed. Value returns the number of free slots. Reset frees all slots; their
+// Check reports whether Acquire would be allowed, and Value returns the free slots. Reset frees all slots, and their
 // holders get ErrLeaseLost. Take, Reserve, Credit and Charge return ErrInvalidRequest, because they give no lease.
 //
-// If you change Slots or Lease, held leases stay as they are. If you change the kind of a limit to or from Concurrency,
-// no slot is held at first. While some programs define a limit as Concurrency and others as another kind, held slots
-// can seem free, and taken tokens can be available again. So give the limit another name instead.
+// If you change Slots or Lease, held leases stay as they are. Don't change a limit's kind to or from Concurrency: give
+// it another name instead. At first no slot is held, and while programs disagree about the kind, held slots can seem
+// free and taken tokens can be available again.
 //
-// Leases end by the database's clock. If it steps back, they end later by as much. If it jumps ahead, they end early.
-// Once it is right again, a lease that it gave while ahead ends within the length of a lease.
+// Leases end by the database's clock. If it steps back, they end that much later. If it jumps ahead, they end early,
+// and a lease that it gave meanwhile ends within a lease's length once the clock is right again.
 type Concurrency struct {
 	// Slots is the number of slots: from 1 to 1000.
 	Slots int
-	// Lease is the time for which a slot is held without RenewLease: whole microseconds, from 1ms to 24h. Defaults to a
-	// minute.
+	// Lease is how long a slot is held without RenewLease: whole microseconds, from 1ms to 24h. Defaults to a minute.
 	Lease time.Duration
 }
 
@@ -124,20 +123,19 @@ func (p Concurrency) scaled(times float64) Policy {
 }
 
 // Hold acquires the slots and tokens of the requests, calls fn, and releases the slots when fn has returned or
-// panicked. It combines Acquire, Keep and Release:
+// panicked. It combines Acquire, KeepAlive and Release:
 //
 //	err := limiter.Hold(ctx, func(ctx context.Context, lease ratelimit.Lease) error {
 //		return export(ctx, customer, lease.Fence)
 //	}, Exports.For(customer))
 //
-// If the requests are refused, Hold does not call fn, and returns a *[LimitedError] with the decision. fn must stop
-// when its context ends, because the lease may then be lost and its slot taken; see [Limiter.KeepAlive]. If the lease
-// was lost while fn ran, or if the release finds it lost, Hold returns ErrLeaseLost, also if fn returned nil. The error
-// then wraps the error of fn. Otherwise Hold returns the error of fn, or the errors of [Limiter.Acquire]. If the
-// release fails, Hold reports it only to the Observer, and the slot is free when the lease ends.
+// If the requests are refused, Hold returns a *[LimitedError] and doesn't call fn. fn must stop when its context ends,
+// because the lease may then be lost and its slot taken; see [Limiter.KeepAlive]. If the lease was lost while fn ran,
+// Hold returns ErrLeaseLost, which wraps fn's error, even if fn returned nil. Otherwise it returns fn's error, or
+// Acquire's. A failed release goes only to the Observer, and the slot is then free when the lease ends.
 //
-// When Hold returns, nothing of it is running. On a Limiter of WithTx it returns ErrInvalidConfig, because a slot is
-// held only after the commit. In a transaction call Acquire, and after the commit Keep.
+// When Hold returns, nothing of it is running. It can't be part of a transaction, because a slot is held only after the
+// commit: call Acquire in the transaction, and KeepAlive after it.
 func (l *Limiter) Hold(ctx context.Context, fn func(ctx context.Context, lease Lease) error,
 	requests ...Request,
 ) error {
@@ -169,26 +167,24 @@ var errHoldInTx = errors.New("the Limiter is bound to a transaction by WithTx, w
 	"committed; " +
 	"call Acquire in the transaction, and Keep on the Limiter that New returned once it has committed")
 
-// KeepAlive renews a lease in the background until release is called. release ends the renewals, releases the lease,
-// and waits for both. Use KeepAlive for work that is not one function, or for a lease that was acquired in a
-// transaction that has committed:
+// KeepAlive renews a lease in the background until you call release, which ends the renewals, releases the lease, and
+// waits for both. Use it for work that isn't one function, or for a lease that was acquired in a committed transaction:
 //
 //	held, release := limiter.KeepAlive(ctx, lease)
 //	defer release()
 //
-// held is derived from ctx, and carries the lease for [LeaseFromContext]. If the lease is lost, it ends with the cause
-// ErrLeaseLost: the lease has ended, was released, or could not be renewed in time. It also ends with release.
+// held is derived from ctx, and carries the lease for [LeaseFromContext]. It ends with release, and with the cause
+// ErrLeaseLost if the lease has ended, was released, or couldn't be renewed in time. If release finds the lease lost,
+// [context.Cause] of held returns ErrLeaseLost from then on. Calling release again does nothing. On a Limiter of
+// WithTx, held has already ended with the cause ErrInvalidConfig.
 //
-// KeepAlive renews the lease when a third of it has passed, and retries a failed renewal after each twelfth. It
-// measures on this process's clock, from before the call that acquired or renewed the lease, so the database's clock
-// can differ. The renewals go on after ctx ends, until release is called. A lease that may have ended already is
-// renewed before KeepAlive returns. An example is a lease from another process, Lease{ID: id}.
+// KeepAlive renews the lease when a third of it has passed, and retries a failed renewal after each twelfth, even after
+// ctx has ended, until you call release. It measures on this process's clock, from before the call that acquired or
+// renewed the lease, so the database's clock can differ. If a lease may have ended already, such as another process's
+// Lease{ID: id}, it's renewed before KeepAlive returns.
 //
-// KeepAlive cannot detect that the process itself is suspended. When it continues, the work runs on for a moment,
-// beside the new holder of its slot. If this must not happen, compare [Lease.Fence].
-//
-// If release finds that the lease was lost, [context.Cause] of held returns ErrLeaseLost from then on. Further calls of
-// release do nothing. On a Limiter of WithTx, held has already ended with the cause ErrInvalidConfig.
+// A process that was suspended can't notice in time: when it continues, the work runs on for a moment beside the slot's
+// new holder. If this must not happen, compare [Lease.Fence].
 func (l *Limiter) KeepAlive(ctx context.Context, lease Lease) (held context.Context, release func()) {
 	if err := arg.CheckContext(ctx, "keep"); err != nil {
 		held, lose := context.WithCancelCause(context.Background())
@@ -238,8 +234,8 @@ var errNotRenewed = fmt.Errorf("%w: it was not renewed by the time that it ended
 
 type leaseKey struct{}
 
-// LeaseFromContext returns the innermost lease under which the work of ctx runs. It is a lease of [Limiter.KeepAlive],
-// [Limiter.Hold], or a guard of handlers or jobs. Its Until is the end before any renewal.
+// LeaseFromContext returns the innermost lease that ctx's work holds through [Limiter.KeepAlive], [Limiter.Hold], or a
+// guard of handlers or jobs. Its Until is the end before any renewal.
 func LeaseFromContext(ctx context.Context) (Lease, bool) {
 	lease, ok := ctx.Value(leaseKey{}).(Lease)
 	return lease, ok

@@ -10,35 +10,33 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
-// Credit returns the costs of the requests to their buckets, up to each capacity, without a reservation. It trusts the
-// caller that they were taken, and it is not idempotent. If either matters, reserve and settle. In a transaction, a
-// rollback undoes it.
+// Credit returns the requests' costs to their buckets, up to each capacity, without a reservation. It trusts you that
+// they were taken, and a second call returns them again; if either matters, reserve and settle. A rollback undoes it.
 func (l *Limiter) Credit(ctx context.Context, requests ...Request) error {
 	return adjust(ctx, l, "credit", -1, requests, bucket.Whenever)
 }
 
-// CreditTaken is a Credit of tokens that the same requests took at an instant: the At of their Decision. Tokens from a
-// fixed or calendar window are returned only until that window has ended, because the next window did not miss them.
+// CreditTaken is Credit for tokens that the same requests took at a time, their Decision's At. A fixed or calendar
+// window gets its tokens back only until it ends, because the next window didn't miss them.
 func (l *Limiter) CreditTaken(ctx context.Context, at time.Time, requests ...Request) error {
 	return adjust(ctx, l, "credit_taken", -1, requests, clampInstant(at))
 }
 
-// Charge takes the costs of the requests even if the buckets have too few tokens, below zero if necessary. Later
-// requests wait until the owed tokens are repaid. Use it if the cost is known only after the work, and Take has taken
-// less. It is not idempotent. In a transaction, a rollback undoes it.
+// Charge takes the requests' costs even if the buckets have too few tokens, so later requests wait until the debt is
+// repaid. Use it if you learn the cost only after the work, and Take has taken less. A second call charges again. A
+// rollback undoes it.
 func (l *Limiter) Charge(ctx context.Context, requests ...Request) error {
 	return adjust(ctx, l, "charge", 1, requests, bucket.Whenever)
 }
 
-// ChargeUntil charges a bucket so much that it gives no tokens before an instant of the database's clock, and returns
-// the instant at which it owes nothing any more. That is until, rounded up, by a microsecond or two if the rate is a
-// fraction. It is later, and nothing is charged, if the bucket owes more already; and it is the start of a window if
-// tokens arrive in windows. So callers that charge until the same instant at once, at any isolation level, do not add
-// up. An instant in the past charges nothing.
+// ChargeUntil empties a bucket so far that it gives no tokens before a time on the database's clock, and returns when
+// its debt will be repaid. That is until, or a microsecond or two later if the rate is a fraction. It's later if the
+// bucket already owed more, in which case nothing is charged, and for a window it's the window's start. Concurrent
+// calls with the same until don't add up, at any isolation level. A time in the past charges nothing.
 //
-// The cost of the request does not matter. ChargeUntil returns ErrInvalidRequest for a [SlidingWindow] and a
-// [Concurrency], which owe no tokens, and for an instant so far ahead that the bucket would owe more than 1e12 tokens.
-// Otherwise it returns the errors of Charge. In a transaction, a rollback undoes it.
+// The request's cost doesn't matter. ChargeUntil returns ErrInvalidRequest for a [SlidingWindow] and a [Concurrency],
+// which can't owe, and for a time so far ahead that the debt would exceed 1e12 tokens. Otherwise it returns Charge's
+// errors. A rollback undoes it.
 func (l *Limiter) ChargeUntil(ctx context.Context, until time.Time, request Request) (end time.Time, err error) {
 	const verb = "charge_until"
 	c, err := l.begin(ctx, verb, costless([]Request{request}))

@@ -19,8 +19,8 @@ import (
 
 // Decision is the answer to a call over one or several limits.
 //
-// The Remaining, ResetAfter and Value of a limit with Shards are estimates: a Take reads one row, and assumes that the
-// others hold as much. Limiter.Value adds up all rows.
+// If a limit has Shards, its Remaining, ResetAfter and Value are estimates, because a Take reads one row and assumes
+// that the others hold as much. Limiter.Value adds up all rows.
 type Decision struct {
 	// Allowed reports whether every limit had enough tokens. If it is false, nothing was taken.
 	Allowed bool
@@ -57,8 +57,7 @@ type State struct {
 	// Value is the bucket after the decision. Use it to compute the tokens at other instants. Its tokens are negative
 	// while the bucket owes reserved tokens.
 	Value Value
-	// Rule is the name of the rule of Config.Policies that supplied the policy. It is empty if the definition in the code
-	// decided.
+	// Rule is the name of the Config.Policies rule that decided, or empty if the definition in the code did.
 	Rule string
 	// Unit is the unit of a token that the rule sets, such as "requests". It is empty if the rule sets none.
 	Unit string
@@ -68,13 +67,13 @@ type State struct {
 	// PausedUntil is the end of the pause that refused the request, and PauseReason the reason for the pause.
 	PausedUntil time.Time
 	PauseReason string
-	// NotAsked reports whether the bucket was not read. Reasons: the limit is Off, a limit of the call is paused, or the
-	// limit is in Shadow and can never give the cost. Value is then the zero Value.
+	// NotAsked reports whether the bucket wasn't read, because the limit is Off, another limit of the call is paused, or
+	// the limit is in Shadow and can never give the cost. Value is then the zero Value.
 	NotAsked bool
 }
 
-// Err returns nil if the decision is allowed, and otherwise a *LimitedError with the decision. Return it from a
-// transaction to roll back.
+// Err returns nil if the decision is allowed, and otherwise a *LimitedError, which rolls back a transaction that
+// returns it.
 func (d Decision) Err() error {
 	if d.Allowed {
 		return nil
@@ -82,8 +81,8 @@ func (d Decision) Err() error {
 	return &LimitedError{Decision: d}
 }
 
-// State returns the answer of a limit, by its name, and false if the decision has none. If several requests named the
-// limit, it is the first one's.
+// State returns the answer of the limit with this name (the first one, if several requests named it), and false if
+// there is none.
 func (d Decision) State(limit Limit) (State, bool) {
 	i := slices.IndexFunc(d.States, func(s State) bool { return s.Limit.Name() == limit.Name() })
 	if i < 0 {
@@ -292,8 +291,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// Jitter returns a random duration from 0 up to, but not including, span. It returns 0 if span is not above 0. Add it
-// to a RetryAfter or ReadyAt that many callers share, so that they do not all return at once. Do not subtract it: a
+// Jitter returns a random duration from 0 up to, but not including, span, or 0 if span isn't above 0. Add it to a
+// RetryAfter or ReadyAt that many callers share, so that they don't all return at once. Don't subtract it, because a
 // caller that returns early is refused.
 func Jitter(span time.Duration) time.Duration {
 	if span <= 0 {
@@ -303,13 +302,11 @@ func Jitter(span time.Duration) time.Duration {
 }
 
 // JitterFor is a Jitter that is partly fixed: identity determines share of the span, from 0 to 1, and chance the rest.
-// So each client returns in the same place among the others at every call and from every process, and different clients
-// in different places.
+// So each client returns at its own place among the others, at every call and from every process.
 //
 //	offset = span * (share * place(identity) + (1 - share) * chance)        place, chance in [0, 1)
 //
-// A share of 1 leaves nothing to chance, and a share of 0 everything. A share above 1 counts as 1. A share below 0, or
-// not a number, counts as 0.
+// A share above 1 counts as 1, and one below 0, or not a number, as 0.
 func JitterFor(identity string, span time.Duration, share float64) time.Duration {
 	if span <= 0 {
 		return 0

@@ -17,12 +17,12 @@ import (
 )
 
 var (
-	// ErrLimited identifies a refusal that is returned as an error. [Decision.Err] returns a [*LimitedError], for which
-	// errors.Is(err, ErrLimited) is true.
+	// ErrLimited matches a refusal that was returned as an error: errors.Is(err, ErrLimited) is true for a
+	// [*LimitedError].
 	ErrLimited = errors.New("ratelimit: limited")
 
-	// ErrInvalidLimit is returned by NewLimit for an invalid name or policy, and Define panics with it. The message names
-	// the field and a valid value. A call with the zero Limit returns it too.
+	// ErrInvalidLimit means that a limit's name or policy is invalid, or that a call got the zero Limit. The message names
+	// the field and a valid value.
 	ErrInvalidLimit = errors.New("ratelimit: invalid limit")
 
 	// ErrInvalidRule is returned by NewRuling for an invalid policy, instant, mode or change.
@@ -31,66 +31,63 @@ var (
 	// ErrInvalidKey is returned before any SQL if a key is empty, too long, or not text that Postgres can store.
 	ErrInvalidKey = errors.New("ratelimit: invalid key")
 
-	// ErrInvalidCost is returned before any SQL if a cost is negative or not a number, or so small beside the capacity
-	// that taking it would change nothing. It is also returned for slots that are not whole.
+	// ErrInvalidCost is returned before any SQL if a cost is negative, not a number, or so small beside the capacity that
+	// taking it would change nothing, and for a fraction of a slot.
 	ErrInvalidCost = errors.New("ratelimit: invalid cost")
 
 	// ErrCostExceedsCapacity is returned before any SQL if a request costs more than its limit can ever hold (for Reserve:
-	// hold and owe), so that waiting does not help. Renew and Start return it if the limit was lowered and can no longer
-	// give the cost.
+	// hold and owe), so waiting won't help. Renew and Start return it if the limit was lowered below the cost.
 	ErrCostExceedsCapacity = errors.New("ratelimit: cost exceeds capacity")
 
-	// ErrInvalidRequest is returned before any SQL for an invalid call. For example, it names no limit or too many, one
-	// bucket under two policies, or a limit that does not support the call, such as a Take of slots. InTx returns it
-	// without a function, and Settle for a bucket that was not reserved.
+	// ErrInvalidRequest is returned before any SQL for a call that can't be made. For example, it names no limit, too
+	// many, one bucket under two policies, or a limit of another kind, such as a Take of slots. Settle returns it for a
+	// bucket that wasn't reserved, and InTx without a function.
 	ErrInvalidRequest = errors.New("ratelimit: invalid request")
 
 	// ErrNoReservations is returned by Reserve, before any SQL, for a limit whose policy forbids them.
 	ErrNoReservations = errors.New("ratelimit: the limit takes no reservations")
 
-	// ErrNotReserved is returned if the reservation does not exist: it was never made, its transaction was rolled back, or
-	// it ended and Expire has deleted it.
+	// ErrNotReserved means that the reservation doesn't exist: it was never made, its transaction was rolled back, or it
+	// ended and Expire has deleted it.
 	ErrNotReserved = reserved.ErrNotReserved
 
-	// ErrReservationEnded is returned if a reservation has already ended in another way: Settle after Cancel, Cancel after
-	// Settle, and both after expiry. Start returns it after Cancel.
+	// ErrReservationEnded means that the reservation has already ended in another way: Settle returns it after Cancel,
+	// Cancel after Settle, both after expiry, and Start after Cancel.
 	ErrReservationEnded = reserved.ErrEnded
 
-	// ErrLeaseLost is returned by RenewLease and Release if the lease is not held: it ended, was released, was reset with
-	// its bucket, or its transaction was rolled back. Other holders may have its slots, so stop the work, or compare
-	// fencing numbers when you write; see [Lease].
+	// ErrLeaseLost is returned by RenewLease and Release if the lease isn't held: it ended, was released, was reset with
+	// its bucket, or its transaction was rolled back. Others may have its slots, so stop the work, or compare fencing
+	// numbers when you write; see [Lease].
 	ErrLeaseLost = errors.New("ratelimit: the lease is lost")
 
-	// ErrInvalidLease is returned by RenewLease and Release, before any SQL, for an ID that Acquire did not return. It may
-	// be cut off, changed, of a newer version, or empty because Acquire was refused.
+	// ErrInvalidLease is returned by RenewLease and Release, before any SQL, for an ID that Acquire didn't return, for
+	// example because it's cut off, from a newer version, or empty after a refusal.
 	ErrInvalidLease = errors.New("ratelimit: invalid lease ID")
 
 	// ErrInvalidConfig is returned by New and NewSimulation if the pool or a field of Config is invalid. All calls return
-	// it on a Limiter that New did not return, or that WithTx bound to a nil transaction. Hold, Keep, Prune, Close and
-	// InTx return it on a Limiter of WithTx.
+	// it on a Limiter that New didn't make, or that WithTx bound to a nil transaction. Hold, Prune, Close and InTx return
+	// it on a Limiter of WithTx.
 	ErrInvalidConfig = errors.New("ratelimit: invalid configuration")
 
 	// ErrNotMigrated is returned if the schema lacks a table, a column or a function. Run migrations.Up.
 	ErrNotMigrated = pgerr.ErrNotMigrated
 
-	// ErrHashKeyMismatch is returned by InTx and by calls with keys if the keys in the tables were stored under another
-	// Config.HashKey. It is also returned if only the program or only the tables have a secret. Otherwise each program
-	// would have full buckets of its own. Nothing was taken, and a caller's transaction goes on. The message says how to
-	// correct it.
+	// ErrHashKeyMismatch is returned by InTx and by calls with keys if the tables' keys were stored under another
+	// Config.HashKey, or if only the program or only the tables have one, because otherwise each program would have full
+	// buckets of its own. Nothing was taken, your transaction stays usable, and the message says how to correct it.
 	ErrHashKeyMismatch = errors.New("ratelimit: the tables belong to another HashKey")
 
-	// ErrPoolerMode is returned by InTx and every other call if a connection pooler loses prepared statements. By default
-	// pgx prepares statements. A pooler in transaction mode, such as PgBouncer, can run the next statement on another
-	// server connection, which does not know them. Poolers in session mode, and poolers that track prepared statements, do
-	// not lose them.
+	// ErrPoolerMode is returned by every call if a connection pooler loses prepared statements, which pgx uses by default.
+	// A pooler in transaction mode, such as PgBouncer, can run the next statement on a server connection that doesn't know
+	// them. Poolers in session mode, and those that track prepared statements, don't lose them.
 	//
-	// The first call of a Limiter checks this before it sends anything else. Then nothing was taken, and a caller's
-	// transaction goes on. If the check was not possible, a statement fails later (SQLSTATE 26000 or 42P05), and its
-	// transaction with it. The message says which setting to change.
+	// A Limiter's first call checks this before it sends anything else, so nothing was taken and your transaction stays
+	// usable. If the check wasn't possible, a later statement fails (SQLSTATE 26000 or 42P05), and its transaction with
+	// it. The message says which setting to change.
 	ErrPoolerMode = errors.New("ratelimit: prepared statements get lost on the way to the server")
 
 	// ErrContended is returned by InTx, and by calls outside a transaction, if every attempt conflicted with other
-	// transactions. Nothing was taken. It wraps the last conflict. It is not a refusal: the limit may have tokens.
+	// transactions. Nothing was taken. It wraps the last conflict. It isn't a refusal, because the limit may have tokens.
 	ErrContended = store.ErrContended
 
 	// ErrOverloaded is returned, before any SQL, by calls outside a transaction if more calls than Config.MaxWaiting wait
@@ -101,19 +98,19 @@ var (
 	// ErrClosed is returned after Close by calls outside a transaction that take, read, reserve or acquire.
 	ErrClosed = errors.New("ratelimit: the limiter is closed")
 
-	// ErrCommitUnknown is returned by InTx if the connection failed after COMMIT was sent, or on Citus the coordinator's
-	// connection to a worker. The transaction is either fully committed or fully rolled back, and this process cannot tell
-	// which. InTx does not retry, because a second run could take twice. After every other error of InTx nothing was
-	// taken.
+	// ErrCommitUnknown is returned by InTx if the connection failed after COMMIT was sent (on Citus, the coordinator's
+	// connection to a worker counts, too). The transaction is either fully committed or fully rolled back, and this
+	// process can't tell which, so InTx doesn't retry: a second run could take twice. After every other error of InTx
+	// nothing was taken.
 	//
-	// Outside a transaction, each call that sends a COMMIT of its own can return it. Prune and Expire always send one, and
-	// so do Reserve and the calls on reservations, or they commit by one statement and can return it as well. Take,
-	// Credit, CreditTaken, Charge and Reset do so for several limits or rows of Shards, if another transaction held a row.
-	// A Take also does so in a batch that nearly empties the bucket, and when it corrects the row of a wrong clock.
+	// Outside a transaction, each call that sends its own COMMIT can return it. Prune and Expire always send one, and so
+	// do Reserve and the calls on reservations, or they commit by one statement and can return it as well. Take, Credit,
+	// CreditTaken, Charge and Reset do so for several limits or rows of Shards, if another transaction held a row. A Take
+	// also does so in a batch that nearly empties the bucket, and when it corrects a wrong clock's row.
 	//
-	// Such a call that needs no COMMIT of its own is one statement. If its connection is lost or its context ends after it
-	// was sent, it may have taken tokens as well, although the error does not wrap ErrCommitUnknown. An error that the
-	// server returned, a *pgconn.PgError of severity ERROR, and the other errors of this list mean that it took nothing.
+	// Any other call is one statement. If its connection is lost or its context ends after it was sent, it may have taken
+	// tokens as well, although the error doesn't wrap ErrCommitUnknown. If the server returned the error, a
+	// *pgconn.PgError of severity ERROR, or if it's another error from this list, nothing was taken.
 	//
 	// A Reserve that returns it may have made a reservation whose ID is lost; Expire ends it. An Acquire may have taken a
 	// lease, which ends by itself. Acquire sends a COMMIT for several limits, and beside other calls for the same slots.
@@ -133,18 +130,17 @@ const (
 	codeNotSupported         = "0A000" // of BEGIN at SERIALIZABLE on a standby
 )
 
-// IsRetryable reports whether err says that a transaction conflicted with a concurrent one. The transaction was rolled
-// back, and running all of it again may succeed. A retry inside the same transaction, or inside a savepoint of it,
-// cannot succeed. Use it for your own transactions. InTx retries by itself.
+// IsRetryable reports whether a transaction of your own failed because it conflicted with a concurrent one. It was
+// rolled back, so run all of it again; a retry inside it, or inside one of its savepoints, can't succeed. InTx does
+// this itself.
 func IsRetryable(err error) bool { return store.IsRetryable(err) }
 
 // IsUndecided reports whether a call of this package, or InTx, failed without a decision. For example, the server was
-// unreachable, too slow or too contended, or the request was invalid. Treat the request as refused, but do not report
-// it as a refusal.
+// unreachable, too slow or too contended, or the request was invalid. Reject the request, but don't report a refusal.
 //
-// It is false for nil, for errors of your own code in InTx, for a context that had ended before the call, and for an
-// error that wraps one of these, also beside others: a refusal, ErrCommitUnknown (the work may be done), an error about
-// the ID of a reservation or lease.
+// It's false for nil, for your own code's errors in InTx, for a context that had ended before the call, and for an
+// error that wraps one of these, even beside others: a refusal, ErrCommitUnknown (the work may be done), or an error
+// about the ID of a reservation or lease.
 func IsUndecided(err error) bool {
 	for _, decided := range []error{
 		ErrLimited, ErrCommitUnknown, ErrNotReserved, ErrReservationEnded, ErrLeaseLost, ErrInvalidLease,

@@ -211,7 +211,7 @@ func ExampleLimiter_Hold() {
 	}
 }
 
-// Acquire the lease in the transaction that stores the work, and call Keep after the commit.
+// Acquire the lease in the transaction that stores the work, and call KeepAlive after the commit.
 func ExampleLimiter_KeepAlive() {
 	var lease ratelimit.Lease
 	err := limiter.InTx(ctx, func(tx pgx.Tx) (err error) {
@@ -373,7 +373,7 @@ func ExampleLimiter_Charge() {
 	}
 }
 
-// Renew a lease from Acquire before it ends, and release it. Hold and Keep do so by themselves.
+// Renew a lease from Acquire before it ends, and release it. Hold and KeepAlive do so by themselves.
 func ExampleLimiter_RenewLease() {
 	var id string // the ID of a Lease
 	for range 10 {

@@ -13,8 +13,8 @@ import (
 //
 //	tokens = min(Capacity, value + windows * Rate)
 //
-// In one window at most Capacity tokens are taken. In any span of a Period at most twice Capacity is taken: at the end
-// of one window and at the start of the next. If Capacity is above Rate, unused tokens roll over.
+// In one window at most Capacity tokens are taken, and in any span of a Period at most twice Capacity: at the end of
+// one window and the start of the next. If Capacity is above Rate, unused tokens roll over.
 type FixedWindow struct {
 	// Rate is the number of tokens added with each window: from 1e-9 to 1e12.
 	Rate float64
@@ -25,10 +25,9 @@ type FixedWindow struct {
 	Capacity float64
 	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations, as in [TokenBucket].
 	MaxReserved float64
-	// Start is the start of any one window, past or future; it determines all others. The zero time derives the windows
-	// from the limit's name and the key. So the windows of different keys start at different times, and their clients do
-	// not all return at once. If you change Start of a limit in use, a bucket uses the new windows from the next start of
-	// one of them.
+	// Start is the start of any one window, past or future, and determines all others. The zero time derives the windows
+	// from the limit's name and the key, so different keys' windows start at different times, and their clients don't all
+	// return at once. If you change Start, a bucket uses the new windows from the next start of one of them.
 	Start time.Time
 	// Shards is the number of rows, as in [TokenBucket].
 	Shards int
@@ -93,26 +92,24 @@ func (p FixedWindow) scaled(times float64) Policy {
 //
 //	tokens = Rate - tokens taken in the last Period
 //
-// Taken tokens are counted in Slices of the Period. A slice counts until all of it is more than a Period ago. So a
-// token returns at most Period / Slices later than a Period after it was taken, and never earlier. Refusals are not
-// counted. RetryAfter is exact. A rollback restores the tokens of its transaction.
+// Taken tokens are counted in Slices of the Period, and a slice counts until all of it is more than a Period ago. So a
+// token never returns too early, and at most Period / Slices late. Refusals aren't counted, and RetryAfter is exact.
 //
-// Reserve returns ErrNoReservations. Credit returns the tokens that were taken last. CreditTaken returns tokens taken
-// in the slice of its instant, while that slice counts. Charge counts as taken now. If the clock steps back by up to a
-// minute, tokens count as taken at the latest instant that the row has seen.
+// Reserve returns ErrNoReservations. Credit returns the tokens that were taken last, CreditTaken those of the slice at
+// its time, while that slice counts, and Charge counts as taken now. If the clock steps back by up to a minute, tokens
+// count as taken at the latest time that the row has seen.
 //
-// If you change the policy of a limit in use, taken tokens still count. With another Period or other Slices, a token
-// counts as taken at the end of its old slice. A longer Period can count tokens again that no longer counted in the
-// shorter one. After a change from another kind in the code, the tokens that the bucket lacks of the Rate count as
-// taken from the last write of the row. For a [FixedWindow] or [CalendarWindow] they count from the start of its
-// window, which can be more than a Period ago.
+// If you change the policy, taken tokens still count. With another Period or other Slices, a token counts as taken at
+// the end of its old slice, and a longer Period can count tokens again. After a change from another kind in the code,
+// the tokens that the bucket lacks count as taken when its row was last written, or for a [FixedWindow] or
+// [CalendarWindow] when its window began, which can be more than a Period ago.
 type SlidingWindow struct {
 	// Rate is the maximum number of tokens in any Period, and so the largest cost: from 1e-9 to 1e12.
 	Rate float64
 	// Period is the length of the window: whole microseconds, up to 100 years.
 	Period time.Duration
 	// Slices is the number of parts in which the Period is counted, from 1 to 128. It must divide the Period into whole
-	// microseconds. With more slices, tokens return sooner after a Period, but the row is longer: up to 8 bytes for each.
+	// microseconds. With more slices, tokens return sooner after a Period, but the row is up to 8 bytes longer for each.
 	// Defaults to the largest number up to 60 that divides the Period: 60 for whole minutes and most other periods.
 	Slices int
 }

@@ -13,21 +13,21 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
-// Maintain calls Expire and Prune with limits at once, and then every interval until ctx ends, and then returns nil.
-// Run it on a goroutine of its own:
+// Maintain calls Expire, and Prune with limits, immediately and then every interval until ctx ends. Then it returns
+// nil. Run it on a goroutine of its own:
 //
 //	go limiter.Maintain(ctx, 10*time.Minute, SendMessage, FailedLogins)
 //
-// Any number of processes can run it at the same time: they share the reservations, and one of them prunes. Each
-// interval is longer by up to a tenth, by chance, so that processes that started together spread. For the limits see
-// Prune; without any, no row is pruned.
+// Any number of processes can run it: they share the reservations, and one of them prunes. Each interval is randomly
+// longer by up to a tenth, so processes that started together spread. For the limits see Prune; without any, no row is
+// pruned.
 //
-// An error does not end Maintain: the next interval tries again. Only the Observer learns of errors, as one
-// [event.Failed] whose Verb is "expire" or "prune", and of deleted rows, as [event.Pruned]. Without Config.Observer
-// Maintain is silent.
+// An error doesn't end Maintain, because the next interval tries again. Only the Observer learns of errors, as one
+// [event.Failed] whose Verb is "expire" or "prune", and of deleted rows, as [event.Pruned], so without one Maintain is
+// silent.
 //
-// Maintain returns ErrInvalidConfig at once if every is not above 0, or if WithTx returned the Limiter, and
-// ErrInvalidLimit for the zero Limit.
+// It returns ErrInvalidConfig immediately if every isn't above 0, or on a Limiter of WithTx, and ErrInvalidLimit for
+// the zero Limit.
 func (l *Limiter) Maintain(ctx context.Context, every time.Duration, limits ...Limit) error {
 	if err := l.ready(ctx, "maintain"); err != nil {
 		if isAnyOf(err, context.Canceled, context.DeadlineExceeded) { // ctx has ended
@@ -59,14 +59,13 @@ func maintain(ctx context.Context, l *Limiter, limits []Limit) {
 	_, _ = l.Prune(ctx, limits...) // so does it
 }
 
-// Expire ends reservations that were neither settled nor cancelled until Config.ExpireAfter after their ReadyAt. They
-// keep their estimates as their cost. If Config.ReleaseExpired was set when they were made, Expire credits them as
-// Cancel does. It also deletes reservations a week after they ended, or after ExpireAfter if that is later; then their
-// IDs are unknown. It returns the number of reservations that it ended. Call it every few minutes, from any number of
-// processes.
+// Expire ends reservations that are still open Config.ExpireAfter after their ReadyAt, and returns how many. They keep
+// their estimates, or if Config.ReleaseExpired was set when they were made, Expire credits them as Cancel does. A week
+// after a reservation ended, or after ExpireAfter if that is later, Expire deletes it, and its ID is unknown. Call it
+// every few minutes, from any number of processes.
 //
 // Expire skips a reservation that another transaction has locked, and waits at most a second for a bucket; the next
-// call ends the rest. If a reservation cannot be ended, Expire ends the others, returns the errors joined, and reports
+// call ends the rest. If a reservation can't be ended, Expire ends the others, returns the errors joined, and reports
 // them to the Observer as one [event.Failed]. In a transaction it ends all of them or, after an error, none, and a
 // rollback undoes it.
 func (l *Limiter) Expire(ctx context.Context) (int, error) {
@@ -237,20 +236,19 @@ func forgetSome(ctx context.Context, l *Limiter) (more bool, err error) {
 	return more, err
 }
 
-// Prune deletes the rows of buckets of the limits that have been full for a minute, and returns the number of deleted
-// rows. It changes no decision, because a bucket without a row is full; it only frees storage. Name every limit with
-// its current policy. Prune keeps the rows of other limits, of buckets that owe tokens, and rows with a ts in the
-// future.
+// Prune deletes the rows of the limits' buckets that have been full for a minute, and returns how many. It only frees
+// storage and changes no decision, because a bucket without a row is full. Name every limit with its current policy.
+// Prune keeps the rows of other limits, of buckets in debt, and rows with a ts in the future.
 //
-// If a name has several policies, for example plans of several keys, the database does not know which policy a row has.
-// So Prune deletes a row only if it is full under all of them. Name the limit once for each policy. Prune adds the
-// policies that this Limiter has used with the name, up to 16 of them, and the current and replaced policies of rules
-// in Config.Policies. You must name the policies that only other processes use. Otherwise Prune can delete rows that
-// are not full under them, and their buckets are full again.
+// If a name has several policies, for example for different keys, the database doesn't know which one a row has, so
+// Prune deletes a row only if it's full under all of them. It adds the policies that this Limiter has used with the
+// name, up to 16, and the current and replaced policies of rules in Config.Policies. If only other processes use a
+// policy, name the limit once more with it. Otherwise Prune can delete rows that aren't full under it, and their
+// buckets are full again.
 //
 // It works through the table in small READ COMMITTED transactions, in parallel with other calls, and never waits for a
-// row. If another process prunes the schema, it returns 0 at once. Without limits it returns ErrInvalidLimit. Call it
-// every few minutes or hours.
+// row. If another process is pruning the schema, it returns 0 immediately. Without limits it returns ErrInvalidLimit.
+// Call it every few minutes or hours.
 func (l *Limiter) Prune(ctx context.Context, limits ...Limit) (int64, error) {
 	if err := l.ready(ctx, "prune"); err != nil {
 		return 0, err

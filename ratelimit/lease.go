@@ -19,24 +19,23 @@ const (
 	verbRelease    = "release"
 )
 
-// Lease is the answer to Acquire: slots that are held until they are released, or until the lease ends.
+// Lease is the answer to Acquire: slots that are held until you release them, or until the lease ends.
 //
 // Renew a lease every third of the policy's Lease, so that two more attempts are possible if one fails. A holder that
-// works on after Until does so beside other holders. This can happen to a process that was suspended. If a write must
+// works on after Until, for example because its process was suspended, does so beside other holders. If a write must
 // not happen twice, or out of order, store the highest Fence with it and reject lower ones. Then a holder that lost its
 // slot without noticing writes nothing.
 type Lease struct {
 	// Decision says whether the slots were free. After a refusal, RetryAfter is an upper bound: the time until enough
 	// leases have ended, if no holder releases slots earlier. The Decision of RenewLease has no States.
 	Decision
-	// ID identifies the lease to RenewLease and Release: up to 60,000 characters of A-Z, a-z, 0-9, - and _, usually
-	// below 100. It is empty after a refusal. Any process that knows the ID can release the lease. The ID contains the
-	// limits' names and the keys in their stored form: in the clear, unless Config.HashKey is set. It is not signed, so
-	// do not accept IDs from clients.
+	// ID identifies the lease to RenewLease and Release: up to 60,000 characters of A-Z, a-z, 0-9, - and _, usually below
+	// 100, or none after a refusal. Any process that knows it can release the lease. It isn't signed, so don't accept IDs
+	// from clients, and it contains the limits' names and the stored keys, in the clear unless Config.HashKey is set.
 	ID string
-	// Fence is the fencing number. It is higher than the number of every earlier lease on the same buckets. Use the number
-	// of a lease that was acquired in a transaction only after the commit. If the transaction rolls back and the
-	// database's clock steps back, the same number or a lower one can be given again.
+	// Fence is the fencing number, higher than that of every earlier lease on the same buckets. If the lease was acquired
+	// in a transaction, use it only after the commit: if the transaction rolls back and the database's clock steps back,
+	// the same or a lower number can be given again.
 	Fence int64
 	// Until is the end of the lease on the database's clock, unless it is renewed.
 	Until time.Time
@@ -44,23 +43,20 @@ type Lease struct {
 	asked time.Time // the time of the call on this process's clock; the lease began later
 }
 
-// Acquire takes a lease on slots of limits with a [Concurrency] policy, as many of each as its request costs. It also
-// takes the costs of requests for other limits. It takes all of it or nothing. Release returns the slots, but not the
-// tokens of other limits.
+// Acquire takes a lease on slots of limits with a [Concurrency] policy, as many of each as its request costs, and the
+// costs of requests for other limits. It takes everything or nothing. Release returns the slots, but not those tokens.
 //
-// Release the slots with Release. Otherwise, for example if the process dies, they are held until the lease ends. All
-// limits of a call share one lease, with one ID and one fencing number. The lease ends for each limit as its policy
-// says; Until is the earliest end. Acquire returns ErrInvalidRequest if no request is for slots, or if a rule replaces
-// the slots of a limit by tokens. It returns ErrInvalidCost for a number of slots that is 0 or not whole. Its other
-// errors are the errors of Take.
+// If you don't release the slots, for example because the process dies, they're held until the lease ends. All limits
+// of a call share one lease, with one ID and one fencing number. The lease ends for each limit as its policy says, and
+// Until is the earliest end. Acquire returns ErrInvalidRequest if no request is for slots, or if a rule replaces a
+// limit's slots by tokens, ErrInvalidCost for a number of slots that is 0 or not whole, and Take's other errors.
 //
 // Outside a transaction a refusal locks nothing. In a transaction, a rollback undoes the lease, and other calls for the
 // bucket wait until the transaction ends, so commit before the work begins. After ErrCommitUnknown or a lost
 // connection, the slots may be held until the lease ends.
 //
-// A limit that is off, or that refuses only in shadow, holds no slot. If no limit of the call holds a slot, Fence is
-// the time of the decision in microseconds since 1970. RenewLease and Release accept the ID of such a lease, and do
-// nothing.
+// A limit that is off, or that refuses only in shadow, holds no slot. If no limit of the call holds one, Fence is the
+// decision's time in microseconds since 1970, and RenewLease and Release accept the ID and do nothing.
 func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, error) {
 	asked := time.Now()
 	c, err := l.begin(ctx, verbAcquire, requests)
@@ -149,13 +145,13 @@ func (c *call) lease(requests []Request, d Decision) Lease {
 	return Lease{Decision: d, ID: id.String(), Fence: id.Fence, Until: time.UnixMicro(first)}
 }
 
-// RenewLease extends a lease, so that it ends no earlier than the policy's Lease from now. It uses the rule of the
-// limit, or otherwise the policy that this Limiter last used it with. If there is neither, the lease gets its old
-// length. ID and Fence do not change.
+// RenewLease extends a lease, so that it ends no earlier than the policy's Lease from now. The policy is the limit's
+// rule, or otherwise the one that this Limiter last used; if there is neither, the lease gets its old length. ID and
+// Fence don't change.
 //
-// It returns ErrLeaseLost if the lease has ended, was released, or was reset with its bucket, on any of its limits.
-// Then it extends nothing: stop the work. It returns ErrInvalidLease for an invalid ID. After any other error the lease
-// ends at its previous end, or later. In a transaction, a rollback undoes it.
+// It returns ErrLeaseLost, and extends nothing, if the lease has ended, was released, or was reset with its bucket, on
+// any of its limits: stop the work. It returns ErrInvalidLease for an invalid ID. After any other error the lease ends
+// at its previous end, or later. A rollback undoes it.
 func (l *Limiter) RenewLease(ctx context.Context, id string) (Lease, error) {
 	asked := time.Now()
 	parsed, leases, err := withLease(ctx, l, verbRenewLease, id)
@@ -168,12 +164,12 @@ func (l *Limiter) RenewLease(ctx context.Context, id string) (Lease, error) {
 	}, nil
 }
 
-// Release returns the slots of a lease. Tokens that Acquire took from other limits stay taken.
+// Release returns a lease's slots. Tokens that Acquire took from other limits stay taken.
 //
-// It returns ErrLeaseLost if the lease was no longer held on one of its limits: it had ended, was released before, or
-// was reset with its bucket. The work may then have run beside other holders. Release still returns the slots that were
-// held. It returns ErrInvalidLease for an invalid ID. After any other error, the slots are free at the latest when the
-// lease ends. In a transaction, a rollback undoes it.
+// It returns ErrLeaseLost if one of the limits' leases was no longer held, because it had ended, was released before,
+// or was reset with its bucket. The work may then have run beside other holders. The slots that were held are still
+// returned. It returns ErrInvalidLease for an invalid ID. After any other error, the slots are free when the lease ends
+// at the latest. A rollback undoes it.
 //
 // Like every call, Release waits for the bucket's row for at most Config.Timeout.
 func (l *Limiter) Release(ctx context.Context, id string) error {
@@ -279,11 +275,10 @@ func parseLeaseID(text string) (*slots.ID, error) {
 	return id, nil
 }
 
-// StoredLeaseID returns the ID of the lease with the number fence on the bucket of request. Use it in tools that read
-// leases from the table and release them. request must be in the stored form: [Limit.ForStoredKey] or [Limit.Global].
-// An Acquire for several limits has one lease on each of their buckets, and the ID is for one of them. StoredLeaseID
-// returns an error that wraps ErrInvalidLease for a fence below 1, and ErrInvalidRequest for a key that is not in the
-// stored form.
+// StoredLeaseID returns the ID of the lease with a fencing number on the request's bucket, for tools that read leases
+// from the table and release them. Make the request with [Limit.ForStoredKey] or [Limit.Global]. An Acquire for several
+// limits has one lease on each of their buckets, and the ID is for one of them. The error wraps ErrInvalidLease for a
+// fence below 1, and ErrInvalidRequest for a key that isn't in the stored form.
 func StoredLeaseID(request Request, fence int64) (string, error) {
 	switch {
 	case request.limit.isZero() || !request.stored && !request.global:

@@ -15,8 +15,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 )
 
-// Limit is a named policy. It is a value: copy it, keep it in a package variable, or make it at the call. Two
-// definitions with the same name and key share a bucket, in any program, so give them the same policy.
+// Limit is a named policy. It's a value: copy it, keep it in a package variable, or make it where you call. Two
+// definitions with the same name share buckets, in any program, so give them the same policy.
 type Limit struct {
 	made unique.Handle[definition] // one word; == compares it
 }
@@ -77,8 +77,8 @@ func (l Limit) terms() bucket.Terms { return l.definition().terms }
 
 var validName = regexp.MustCompile(`^[A-Za-z0-9_.:/-]{1,64}$`)
 
-// Define returns the limit called name. It panics if the name or the policy is invalid, as regexp.MustCompile does. Use
-// it for package variables. Use NewLimit for definitions that come from outside the program.
+// Define returns the limit with a name and a policy, and panics if either is invalid, like regexp.MustCompile. Use it
+// for package variables, and NewLimit for definitions from outside the program.
 func Define(name string, policy Policy) Limit {
 	limit, err := NewLimit(name, policy)
 	if err != nil {
@@ -87,8 +87,8 @@ func Define(name string, policy Policy) Limit {
 	return limit
 }
 
-// NewLimit returns the limit called name. A name has 1 to 64 letters, digits and _ . : / -. Errors wrap ErrInvalidLimit
-// and say what to change.
+// NewLimit returns an error where Define panics. A name has 1 to 64 letters, digits and _ . : / -. Errors
+// wrap ErrInvalidLimit and say what to change.
 func NewLimit(name string, policy Policy) (Limit, error) {
 	if !validName.MatchString(name) {
 		return Limit{}, fmt.Errorf("%w: name %.80q: use 1 to 64 letters, digits and _ . : / -", ErrInvalidLimit, name)
@@ -140,11 +140,11 @@ func (l Limit) MarshalJSON() ([]byte, error) {
 	}{l.Name(), l.Policy().String()})
 }
 
-// For returns a request for one token from the bucket of key: a user, an address, an account. A key has 1 to 256 bytes
-// of UTF-8 without NUL; with Config.HashKey it has 1 byte to 64 KiB of any content. Keys are compared byte for byte, so
-// normalize names that people type. [ID] and [UUID] make keys of integers and UUIDs, and [Join] makes one of several
-// parts. A call with an empty key returns ErrInvalidKey, so a missing key cannot put all callers into one bucket. For a
-// bucket that all callers share, use Global.
+// For returns a request for one token from a key's bucket: a user's, an address's, an account's. A key has 1 to 256
+// bytes of UTF-8 without NUL, or with Config.HashKey 1 byte to 64 KiB of any content. Keys are compared byte for byte,
+// so normalize names that people type. [ID], [UUID] and [Join] make keys of integers, UUIDs and several parts. A call
+// with an empty key returns ErrInvalidKey, so a missing key can't put all callers into one bucket. If all should share
+// one, use Global.
 func (l Limit) For(key string) Request { return Request{limit: l, key: key, cost: 1} }
 
 // Global returns a request for one token from the limit's only bucket without a key.
@@ -241,14 +241,13 @@ const (
 	keyEscape    = `\`
 )
 
-// Join returns a key made of several parts, for example of a tenant and a user:
+// Join makes a key of several parts, for example of a tenant and a user:
 //
 //	SendMessage.For(ratelimit.Join(tenant, ratelimit.ID(user.ID)))
 //
-// Different parts give different keys: Join separates them with "|", and escapes "|" and "\" in a part with "\". So
-// "a|b" and "c" differ from "a" and "b|c". If a part is empty, Join returns "", and calls return [ErrInvalidKey], so
-// that a missing part cannot put several callers into one bucket. Make all keys of a limit in the same way, because a
-// joined key can equal another plain key.
+// Different parts give different keys, because Join separates them with "|", and escapes "|" and "\" in a part with
+// "\". If a part is empty, Join returns "", and calls return [ErrInvalidKey], so a missing part can't put several
+// callers into one bucket. Make all keys of a limit in the same way, because a joined key can equal another plain key.
 func Join(parts ...string) string {
 	escaped := make([]string, len(parts))
 	for i, part := range parts {
@@ -261,8 +260,8 @@ func Join(parts ...string) string {
 	return strings.Join(escaped, keySeparator)
 }
 
-// ID returns an integer as a key, or as a part for [Join]: its decimal digits. For 0, which is usually an ID that was
-// not set, it returns "", and calls return [ErrInvalidKey].
+// ID makes a key, or a part for [Join], of an integer: its decimal digits. For 0, which is usually an ID that wasn't
+// set, it returns "", and calls return [ErrInvalidKey].
 func ID[T ~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uint16 | ~uint32 | ~uint64](id T) string {
 	switch {
 	case id == 0:
@@ -273,9 +272,8 @@ func ID[T ~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uint16 | ~
 	return strconv.FormatUint(uint64(id), 10)
 }
 
-// UUID returns a UUID as a key, or as a part for [Join]: 36 characters in lower case, as the String methods of UUID
-// packages return. It accepts any type of 16 bytes; for a pgtype.UUID pass its Bytes. For the nil UUID it returns "",
-// and calls return [ErrInvalidKey].
+// UUID makes a key, or a part for [Join], of a UUID: 36 characters in lower case. It accepts any type of 16 bytes; for
+// a pgtype.UUID pass its Bytes. For the nil UUID it returns "", and calls return [ErrInvalidKey].
 func UUID[T ~[16]byte](id T) string {
 	b := [16]byte(id)
 	if b == [16]byte{} {

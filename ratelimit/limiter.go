@@ -30,8 +30,7 @@ type DB interface {
 	SendBatch(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
 }
 
-// Tx is a DB with the methods that distinguish a transaction from a pool. pgx.Tx implements it. The Limiter of WithTx
-// calls neither Commit nor Rollback.
+// Tx is a transaction, such as pgx.Tx. Its extra methods tell it from a pool: a Limiter of WithTx calls neither.
 type Tx interface {
 	DB
 	Commit(ctx context.Context) error
@@ -45,8 +44,8 @@ type Pool interface {
 	BeginTx(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error)
 }
 
-// Limiter decides on requests. It is safe for concurrent use, except a Limiter of WithTx: use that on the goroutine of
-// its transaction. Make one Limiter for a process, because calls share a statement only with calls of the same Limiter.
+// Limiter decides on requests. It's safe for concurrent use, but use a Limiter of WithTx only on its transaction's
+// goroutine. Make one Limiter per process, because calls share statements only with calls of the same Limiter.
 type Limiter struct {
 	pool     Pool   // nil for a Limiter of WithTx
 	misuse   string // why the transaction of WithTx cannot be used; empty if it can
@@ -65,7 +64,7 @@ type Limiter struct {
 	leaving  *preflight.Leaving
 }
 
-// New returns a Limiter whose calls run on pool. It makes no connection: if the tables are missing, the first call
+// New returns a Limiter whose calls run on pool. It makes no connection, so if the tables are missing, the first call
 // returns ErrNotMigrated.
 func New(pool Pool, config Config) (*Limiter, error) {
 	if arg.IsNil(pool) {
@@ -117,8 +116,8 @@ func New(pool Pool, config Config) (*Limiter, error) {
 
 // Close rejects new calls and waits for the calls in progress, or until ctx ends. From then on Require, Take, Check,
 // CheckReserve, Value, Reserve, Acquire and Hold return ErrClosed. Calls that end or correct something, such as Settle,
-// Cancel, Release and Credit, still work, and so do calls in transactions. Close leaves the pool open. You need not
-// close a Limiter: it keeps nothing running.
+// Cancel, Release and Credit, still work, and so do calls in transactions. The pool stays open. You needn't close a
+// Limiter, because it keeps nothing running.
 func (l *Limiter) Close(ctx context.Context) error {
 	if err := l.ready(detached(ctx), "close"); err != nil {
 		return err
@@ -162,88 +161,81 @@ func inBackground(l *Limiter) *Limiter {
 type Config struct {
 	// Schema is the schema of the tables that migrations.Up made. Defaults to "ratelimit".
 	Schema string
-	// HashKey is a secret of at least 16 bytes. If set, the tables store the HMAC-SHA-256 (base64url) of a key instead of
-	// the key, so they hold no personal data. A key may then be any bytes, up to 64 KiB. A nil HashKey stores keys as they
-	// are.
+	// HashKey is a secret of at least 16 bytes. If set, the tables store a key's HMAC-SHA-256 (base64url) in its place, so
+	// they hold no personal data, and a key may be any bytes, up to 64 KiB. Defaults to nil: keys are stored as they are.
 	//
-	// All programs on a schema need the same secret, or none. Calls of other programs return ErrHashKeyMismatch, because
-	// they compare a fingerprint of the secret with the table fingerprint; see docs/operations.md. A program compares
-	// again after a call returned ErrNotMigrated. If you make the tables anew or restore them, restart programs that made
-	// no call meanwhile.
+	// All programs on a schema need the same secret, or none. Others get ErrHashKeyMismatch, because each compares a
+	// fingerprint of its secret with the table fingerprint (see docs/operations.md), and again after ErrNotMigrated. If
+	// you make the tables anew or restore them, restart programs that made no call meanwhile.
 	HashKey []byte
 	// MaxAttempts limits the attempts of InTx, and of a call outside a transaction, that conflict with other transactions.
-	// Waiting for a locked row is no attempt. Defaults to 200.
+	// Waiting for a locked row isn't an attempt. Defaults to 200.
 	MaxAttempts int
-	// Timeout limits the duration of each call outside a transaction, unless its context ends sooner. It includes all
-	// attempts, the wait for a connection, and the wait for rows that open transactions hold. The error then is
-	// context.DeadlineExceeded to errors.Is, and it is unknown whether the call took tokens. For Prune and Expire it
-	// limits each of their transactions. It does not limit InTx, which runs your function, and calls in transactions:
-	// their contexts do. A COMMIT that was sent can take five seconds more. The time of concurrent calls is checked only
-	// now and then, so a call can take a sixteenth longer. Defaults to 10 seconds; below 0 there is no limit.
+	// Timeout limits each call outside a transaction, with all its attempts, the wait for a connection, and the wait for
+	// rows that open transactions hold. The error is then context.DeadlineExceeded to errors.Is, and it's unknown whether
+	// the call took tokens. For Prune and Expire it limits each of their transactions. It doesn't limit InTx, which runs
+	// your function, nor calls in transactions, which their contexts limit. A COMMIT that was sent can take five seconds
+	// more, and concurrent calls a sixteenth more, because their time is checked only now and then. Defaults to 10
+	// seconds; below 0 there is no limit.
 	//
-	// The Limiter cancels the statement of a call that has timed out. If the cancel request reaches the server before the
-	// statement, it has no effect, and the statement may wait for its row. Set client_connection_check_interval (Postgres
-	// 14, in the pool's RuntimeParams), and the server ends that statement too.
+	// The Limiter cancels the statement of a call that has timed out. If the cancel request overtakes the statement, it
+	// has no effect, and the statement may wait for its row. To have the server end that one, too, set
+	// client_connection_check_interval (Postgres 14, in the pool's RuntimeParams).
 	Timeout time.Duration
-	// StaleAfter is the time after ReadyAt within which reserved work may start and keep its slot; see Limiter.Start.
-	// Defaults to 0: forever.
+	// StaleAfter is how long after ReadyAt reserved work may start and keep its turn; see Limiter.Start. Defaults to 0:
+	// forever.
 	StaleAfter time.Duration
-	// ExpireAfter is the time after ReadyAt at which Limiter.Expire ends a reservation that is still open. Defaults to 24
-	// hours.
+	// ExpireAfter is how long after ReadyAt Limiter.Expire ends a reservation that is still open. Defaults to 24 hours.
 	ExpireAfter time.Duration
-	// ReleaseExpired credits the tokens of reservations that expire. Defaults to false: the tokens stay spent, because the
+	// ReleaseExpired returns the tokens of reservations that expire. Defaults to false: the tokens stay spent, because the
 	// work may have run in a process that died before it settled.
 	ReleaseExpired bool
-	// NoBatching runs each call outside a transaction as its own statement. Defaults to false: concurrent calls share a
-	// statement, which uses the context values of the first call. A batch for one bucket waits for its row. A batch for
-	// several buckets skips rows that other transactions hold, and the calls that need such a row wait by themselves.
+	// NoBatching gives each call outside a transaction its own statement. Defaults to false: concurrent calls share a
+	// statement, which uses the first call's context values. A batch for one bucket waits for its row. A batch for several
+	// skips rows that other transactions hold, and the calls that need such a row wait by themselves.
 	NoBatching bool
-	// MaxWaiting limits the calls outside a transaction that wait for their batch. Further calls return ErrOverloaded.
+	// MaxWaiting limits the calls outside a transaction that wait for their batch; further ones return ErrOverloaded.
 	// Calls behind rows that stay locked are counted separately: at most MaxWaiting, and half of it behind one row.
 	// Defaults to 10,000.
 	MaxWaiting int
-	// RelaxedCommit lets calls outside a transaction return before their commit is on disk. A lone caller is then 1.8 to 2
-	// times as fast (BENCHMARKS.md#what-it-costs), and more on a slow disk. Defaults to false: a call returns once its
-	// commit is on disk.
+	// RelaxedCommit lets calls outside a transaction return before their commit is on disk, which makes a lone caller 1.8
+	// to 2 times as fast (BENCHMARKS.md#what-it-costs), or more on a slow disk. Defaults to false.
 	//
-	// If the server crashes, it can forget what these calls took or returned in the last moment: three times its
-	// wal_writer_delay, 0.6 seconds by default. It forgets whole calls only. Then the limits allow that much again. Redis
-	// promises less by default (appendfsync everysec). These calls still wait for the disk: calls in a transaction of
-	// yours or of InTx, ChargeUntil, reservations, leases and stored rules. So do calls on tables that Citus distributes.
-	// The setting is made in the statement of the call (synchronous_commit), so sessions keep theirs, also behind
-	// PgBouncer.
+	// If the server crashes, it can forget what these calls took or returned in the last three wal_writer_delay (0.6
+	// seconds by default), but only whole calls, and the limits then allow that much again. Redis promises less by default
+	// (appendfsync everysec). Calls in a transaction, ChargeUntil, reservations, leases, stored rules, and calls on tables
+	// that Citus distributes still wait for the disk. The setting is in the call's statement (synchronous_commit), so
+	// sessions keep theirs, also behind PgBouncer.
 	RelaxedCommit bool
-	// RefusalCache is the number of buckets whose refusal of a Take outside a transaction is remembered. Until the wait of
-	// the refusal is over, a Take of at least that cost is refused from memory, without a round trip. A cache remembers at
-	// least 64 buckets, and at most 100 million. Defaults to 0: no cache.
+	// RefusalCache is the number of buckets whose refusal of a Take outside a transaction is remembered, from 64 to 100
+	// million. Until the refusal's wait is over, a Take of at least that cost is refused from memory, without a round
+	// trip. Defaults to 0: no cache.
 	//
-	// The cache sees at once what this Limiter takes or returns, transactions of InTx when they commit, and a changed
-	// policy. It sees the effect of other processes, and of transactions that you began, within a second. Until then a
-	// call can be refused although tokens were returned. RetryAfter and Remaining do not include tokens that were taken
-	// meanwhile, so a caller that comes back in time can be refused again. In a call over several limits, the states of
-	// limits that did not refuse can be out of date too.
+	// The cache learns immediately what this Limiter takes or returns (from InTx at the commit), and of a changed policy.
+	// It learns within a second what other processes, and transactions that you began, do, so until then a call can be
+	// refused although tokens were returned. Tokens taken meanwhile aren't in RetryAfter and Remaining, so a caller that
+	// comes back in time can be refused again. In a call over several limits, the states of limits that didn't refuse can
+	// be out of date, too.
 	RefusalCache int
-	// Policies returns the policy of each request, in place of the definition of its limit. Defaults to nil: the
-	// definitions in the code decide.
+	// Policies replaces the definitions in the code, request by request. Defaults to nil: the definitions decide.
 	Policies Policies
 	// Observer receives an event for each call. Defaults to nil: no events.
 	//
-	// A panic of Observe reaches the caller, except in background work. The call, or the transaction of InTx, may have
-	// committed by then. In background work the Limiter recovers the panic and drops the event, and the work goes on.
-	// Background work renews and releases leases.
+	// A panic of Observe reaches the caller, whose call or transaction may have committed by then. In background work,
+	// which renews and releases leases, the Limiter recovers it, drops the event and goes on.
 	Observer Observer
-	// Refused is called once for each bucket that refused a Take, a Reserve or an Acquire, also if the refusal cache
-	// refused it, but not for a Check. Use it to count refusals by key: unlike the Observer, it gets the key. It runs on
-	// the caller's goroutine before the call returns, and on several goroutines at once. It must be quick and must not
-	// call the Limiter. Defaults to nil: no call.
+	// Refused is called once for each bucket that refused a Take, a Reserve or an Acquire, even from the refusal cache,
+	// but not for a Check. Unlike the Observer, it gets the key, so you can count refusals by key. It runs on the caller's
+	// goroutine before the call returns, and on several goroutines at once. It must be quick and must not call the
+	// Limiter. Defaults to nil: no call.
 	//
-	// Refusals in a transaction of InTx are reported when the transaction has ended, also when it rolled back. If an
-	// attempt lost a conflict or its connection, its refusals are not reported. A refusal in a transaction that you began
-	// is reported at once, with Pending set.
+	// Refusals in InTx are reported when the transaction has ended, even if it rolled back, but not those of an attempt
+	// that lost a conflict or its connection. A refusal in a transaction that you began is reported immediately, with
+	// Pending set.
 	Refused func(ctx context.Context, refusal Refusal)
-	// Allowed is called once for each request that an allowed Take, Reserve or Acquire made to a bucket, with the key.
-	// Limits that are Off, and refusals in Shadow, are left out. It runs as Refused does. In InTx it is called after the
-	// commit, and not after a rollback. Defaults to nil: no call, and no cost.
+	// Allowed is called once for each request that an allowed Take, Reserve or Acquire made to a bucket, with the key,
+	// unless the limit is Off or refused in Shadow. It runs as Refused does, but after InTx only if it committed. Defaults
+	// to nil: no call, and no cost.
 	Allowed func(ctx context.Context, allowance Allowance)
 	// AsOf replaces the database's clock, for tests. Defaults to nil, the database's clock.
 	AsOf func() time.Time

@@ -14,12 +14,13 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/words"
 )
 
-// MarshalPolicy returns a policy as a JSON object, as rules files, the table of rules and the command line write it:
+// MarshalPolicy returns a policy as a JSON object, in the form that rules files, the rules table and the command line
+// use:
 //
 //	{"kind":"token bucket","rate":10,"period":"1m","capacity":50}
 //
-// Fields with their default are left out. A capacity and a max_reserved of 0 are [None]. Errors wrap
-// ErrInvalidLimit, if NewLimit rejects the policy.
+// It leaves out fields with their default, and writes a capacity or max_reserved of None as 0. Errors wrap
+// ErrInvalidLimit.
 func MarshalPolicy(policy Policy) ([]byte, error) {
 	if arg.IsNil(policy) {
 		return nil, fmt.Errorf("%w: there is no policy", ErrInvalidLimit)
@@ -36,9 +37,9 @@ func MarshalPolicy(policy Policy) ([]byte, error) {
 	return json.Marshal(text)
 }
 
-// UnmarshalPolicy parses a JSON object that MarshalPolicy wrote, or a person. The kind defaults to "token bucket". It
-// returns an error for a field that the kind does not have and for a field that occurs twice. Errors wrap
-// ErrInvalidLimit, and say what to write instead.
+// UnmarshalPolicy parses a policy that MarshalPolicy or a person wrote. The kind defaults to "token bucket". A field
+// that the kind doesn't have, or that occurs twice, is an error. Errors wrap ErrInvalidLimit, and say what to write
+// instead.
 func UnmarshalPolicy(data []byte) (Policy, error) {
 	policy, err := unmarshalPolicy(data)
 	if err == nil {
@@ -291,10 +292,9 @@ func kindOf(t *bucket.Terms) Kind {
 	return KindTokenBucket
 }
 
-// Scale returns the policy with its numbers of tokens multiplied by times. If a product is above or below what a policy
-// can have, all numbers are multiplied by the nearest factor that is possible. Slots are rounded down, to at least 1. A
-// capacity of 1 or more stays at least 1, and so does MaxReserved without a capacity, so that a request with the
-// default cost is never an error.
+// Scale returns the policy with its numbers of tokens multiplied by times, or by the nearest possible factor. Slots are
+// rounded down, to at least 1. A capacity of 1 or more stays at least 1, and so does MaxReserved without a capacity, so
+// a request with the default cost is never an error.
 func Scale(policy Policy, times float64) Policy {
 	scaled := policy.scaled(times)
 	if _, err := NewLimit("scaled", scaled); err != nil { // rounding at the edge of what a policy can have

@@ -12,15 +12,15 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
-// Observer receives events about the calls of a Limiter: a [Decided], or one of package event. Observe runs on the
-// goroutine of the call, before the call returns. It must be quick, must not call the Limiter, and may run on many
-// goroutines at once. For panics see [Config.Observer]. ctx has the values of the call's context, and may have ended.
+// Observer receives events about a Limiter's calls: a [Decided], or one of package event. Observe runs on the call's
+// goroutine before the call returns, so it must be quick, must not call the Limiter, and may run on many goroutines at
+// once. For panics see [Config.Observer]. ctx has the values of the call's context, and may have ended.
 //
-// Events of a transaction of InTx are reported when it has ended. If it rolled back, its refusals, failed calls and
-// lost leases are reported, but not the events that the rollback undid. An attempt that lost a conflict reports an
-// [event.Conflicted] in place of its events, and an attempt that lost its connection reports none. A transaction that
-// fails because of that reports an [event.Failed], and every other one an [event.Transacted]. Events of a transaction
-// that you began are reported at once, with Pending set.
+// Events of InTx are reported when its transaction has ended, as an [event.Transacted], or an [event.Failed] if
+// conflicts or lost connections used it up. If it rolled back, its refusals, failed calls and lost leases are reported,
+// but not the events that the rollback undid. An attempt that lost a conflict reports an [event.Conflicted] in place of
+// its events, and one that lost its connection none. Events of a transaction that you began are reported immediately,
+// with Pending set.
 type Observer interface {
 	Observe(ctx context.Context, e event.Event)
 }
@@ -45,7 +45,7 @@ type Decided struct {
 // IsEvent marks it as an event.
 func (Decided) IsEvent() {}
 
-// Observers returns an Observer that passes each event to all observers, in this order. Nil observers are left out. It
+// Observers returns an Observer that passes each event to all observers, in this order. It leaves out nil ones, and
 // returns nil if none is left.
 func Observers(observers ...Observer) Observer {
 	var told several
@@ -97,7 +97,7 @@ type Refusal struct {
 	Shadow bool
 	// Cached reports whether the decision came from the refusal cache.
 	Cached bool
-	// Pending reports whether the decision was made in a transaction that you began. You may run it again without the
+	// Pending reports whether the decision was made in a transaction that you began, which you may run again without the
 	// Limiter knowing.
 	Pending bool
 }
@@ -116,8 +116,8 @@ type Allowance struct {
 
 type routeKey struct{}
 
-// WithRoute marks calls with the returned context as made for a route, such as "POST /chat". [Config.Refused] receives
-// the route. Guards of this module set it themselves. With an empty route it returns ctx.
+// WithRoute names the route that calls with the returned context are made for, such as "POST /chat", so that
+// [Config.Refused] receives it. This module's guards do so themselves. An empty route changes nothing.
 func WithRoute(ctx context.Context, route string) context.Context {
 	if route == "" {
 		return ctx

@@ -25,20 +25,19 @@ const (
 	Expired   ReservationState = reserved.Expired
 )
 
-// Reservation is the answer to Reserve: tokens that are taken now for work that runs later. It has the methods Err and
-// State of its Decision.
+// Reservation is the answer to Reserve: tokens that are taken now for work that runs later. It also has its Decision's
+// methods.
 type Reservation struct {
-	// Decision says whether the tokens were reserved. If not, the bucket would owe too much, and RetryAfter is the time
-	// until the same call would be accepted.
+	// Decision says whether the tokens were reserved. If not, because the bucket would owe too much, RetryAfter is the
+	// time until the same call would be accepted.
 	Decision
-	// ID identifies the reservation to Start, Settle and other calls: a random UUID. It is empty if the reservation was
-	// refused.
+	// ID identifies the reservation to Start, Settle and other calls: a random UUID, or empty after a refusal.
 	ID string
-	// ReadyAt is the instant, on the database's clock, from which the work may run: the latest instant of all limits. It
-	// is At if the tokens were available, and the zero time if the reservation was refused.
+	// ReadyAt is when the work may run, on the database's clock: the latest such time of all limits. It's At if the tokens
+	// were available, and the zero time after a refusal.
 	ReadyAt time.Time
-	// StaleAt is the instant from which work that was not started has lost its turn; see [Limiter.Start]. It is the zero
-	// time if Config.StaleAfter is 0.
+	// StaleAt is when work that hasn't started loses its turn; see [Limiter.Start]. It's the zero time if
+	// Config.StaleAfter is 0.
 	StaleAt time.Time
 }
 
@@ -47,19 +46,19 @@ func (r Reservation) Delay() time.Duration {
 	return max(0, r.ReadyAt.Sub(r.At))
 }
 
-// Reserve takes the cost of the requests, even if the tokens are not available yet, and returns when the work may run.
-// The bucket owes the missing tokens: its value falls below zero, by at most the policy's MaxReserved. Later requests
-// wait until the owed tokens are repaid. So work is served in the order of reservations, and small requests cannot
-// starve a large one. Reserve takes from all limits or from none.
+// Reserve takes the requests' costs, even if the tokens aren't available yet, and returns when the work may run. The
+// bucket owes the missing tokens, at most the policy's MaxReserved, and later requests wait until the debt is repaid.
+// So work is served in the order of its reservations, and small requests can't starve a large one. Reserve takes from
+// all limits or from none.
 //
 // Run the work at ReadyAt and not before, because otherwise the limit only allows a larger burst. Afterwards call
-// Settle with the actual cost, or Cancel. Otherwise Expire ends the reservation, Config.ExpireAfter after ReadyAt. In a
-// transaction, a rollback undoes the reservation. ReadyAt does not change if others reserve, settle or cancel later, or
-// if the policy changes. If the database's clock steps back, the work is ready later by as much.
+// Settle with the actual cost, or Cancel; otherwise Expire ends the reservation, Config.ExpireAfter after ReadyAt. A
+// rollback undoes the reservation. ReadyAt doesn't change if others reserve, settle or cancel later, or if the policy
+// changes. If the database's clock steps back, the work is ready that much later.
 //
-// Errors are the errors of Take, and ErrNoReservations. Outside a transaction, a Reserve that returns the error of its
-// context or of Config.Timeout has reserved nothing. If the decision was made before, it is committed and returned.
-// Only after ErrCommitUnknown is it unknown whether a reservation was made.
+// Errors are Take's, and ErrNoReservations. Outside a transaction, a Reserve that returns its context's error, or that
+// exceeds Config.Timeout, has reserved nothing, because a decision made by then is committed and returned. Only after
+// ErrCommitUnknown is it unknown whether a reservation was made.
 func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation, error) {
 	c, err := l.begin(ctx, verbReserve, requests)
 	if err != nil {
@@ -82,11 +81,9 @@ func (l *Limiter) Reserve(ctx context.Context, requests ...Request) (Reservation
 	return r, nil
 }
 
-// CheckReserve returns the answer that Reserve would return, and takes nothing: ReadyAt and StaleAt, or RetryAfter
-// after a refusal. ID is empty, and the States describe the buckets as they are now. Use it to show the length of the
-// queue, or to choose between several limits. Another call can reserve before you do.
-//
-// It reads as Check does, also in a transaction. Errors are the errors of Reserve.
+// CheckReserve returns Reserve's answer, and takes nothing: ReadyAt and StaleAt, or RetryAfter after a refusal. ID is
+// empty, and the States show the buckets as they are now. Use it to show how long the queue is, or to choose between
+// limits, but others can reserve before you do. It reads as Check does. Errors are Reserve's.
 func (l *Limiter) CheckReserve(ctx context.Context, requests ...Request) (Reservation, error) {
 	c, err := l.begin(ctx, verbReserve, requests)
 	if err != nil {

@@ -12,23 +12,22 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 )
 
-// Policies supplies policies that are not in the code. For example, package rules reads them from tables. A Limiter
-// asks it once for each request, before it checks the cost. It must answer from memory, within nanoseconds, and on any
-// goroutine.
+// Policies supplies policies that aren't in the code. For example, package rules reads them from tables. A Limiter asks
+// it once for each request, on any goroutine, so it must answer from memory, within nanoseconds.
 //
-// If Policies panics, or returns a ruling of another limit, the definition in the code decides, and the Observer
-// receives an [event.Failed].
+// If Policies panics, or returns another limit's ruling, the definition in the code decides, and the Observer receives
+// an [event.Failed].
 //
-// If Policies also has the method Ahead() time.Duration, Limiters call it to correct their estimate of the database's
-// clock: it returns how far that clock is ahead of this process's.
+// If Policies also has a method Ahead() time.Duration, it returns how far the database's clock is ahead of this
+// process's, and Limiters correct their estimate by it.
 type Policies interface {
-	// RulingFor returns the ruling for a bucket, or nil if the definition in the code decides. limit is the limit of the
-	// request, plan the plan of [Request.Plan], and key the stored form of the key: "" for [Limit.Global], and an HMAC if
+	// RulingFor returns the ruling for a bucket, or nil if the definition in the code decides. limit is the request's
+	// limit, plan its [Request.Plan], and key the stored form of its key: "" for [Limit.Global], and an HMAC if
 	// Config.HashKey is set. See [Limiter.StoredKey].
 	RulingFor(limit Limit, plan, key string) *Ruling
 
-	// RulingsOf returns rulings for Prune that bound all rulings that RulingFor can return for the name. These are the
-	// ruling with the largest capacity, the slowest to fill, and all rulings whose changes scale owed tokens.
+	// RulingsOf returns rulings for Prune that bound every ruling that RulingFor can return for the name: the one with the
+	// largest capacity, the slowest to fill, and all whose changes scale debt.
 	RulingsOf(name string) []*Ruling
 }
 
@@ -36,8 +35,8 @@ type Policies interface {
 //
 //	ratelimit.New(pool, ratelimit.Config{Policies: ratelimit.ShadowLimits(Everybody, PerAddress)})
 //
-// It is for limits that only the code defines. A rule of package rules has a mode of its own. ShadowLimits panics if a
-// limit is the zero Limit.
+// It's for limits that only the code defines, because a rule of package rules has its own mode. It panics if a limit is
+// the zero Limit.
 func ShadowLimits(limits ...Limit) Policies {
 	all := make(shadowLimits, len(limits))
 	for _, limit := range limits {
@@ -70,19 +69,18 @@ const (
 	Off Mode = "off"
 )
 
-// OnChange says how the tokens of a bucket change when a new policy of the same kind takes effect. Tokens up to that
-// instant are counted under the old policy, up to its capacity. A bucket that is full then stays full under every
-// OnChange, as an unused bucket is full. A policy of another kind needs ResetTokens.
+// OnChange says how a bucket's tokens change when a new policy of the same kind takes effect. Tokens up to that time
+// are counted under the old policy, up to its capacity. A full bucket stays full under every OnChange, because an
+// unused bucket is full. A policy of another kind needs ResetTokens.
 //
-// The empty OnChange means CarryUsage if the new policy is a window, and KeepTokens if it is a token bucket.
+// The empty OnChange means CarryUsage if the new policy is a window, and KeepTokens if it's a token bucket.
 type OnChange string
 
 const (
-	// CarryUsage keeps what was used: after 900 of 1000 were used, 9100 of 10,000 are left, and nothing of 500. What the
-	// bucket owes becomes no more.
+	// CarryUsage keeps the usage: after 900 of 1000, 9100 of 10,000 are left, and none of 500. Debt doesn't grow.
 	CarryUsage OnChange = "carry"
-	// KeepTokens keeps the tokens or what the bucket owes, up to the new capacity. A sliding window counts its usage
-	// under every OnChange but ScaleTokens and ResetTokens.
+	// KeepTokens keeps the balance or debt, up to the new capacity. A sliding window counts its usage under every OnChange
+	// but ScaleTokens and ResetTokens.
 	KeepTokens OnChange = "keep"
 	// ScaleTokens keeps the tokens or what the bucket owes as a share of the capacity: 1.8 of 3 become 36 of 60.
 	ScaleTokens OnChange = "scale"
@@ -94,8 +92,8 @@ const (
 
 // Revision is a policy and the instant from which it is in effect, until the next revision.
 type Revision struct {
-	// EffectiveAt is the instant, on the database's clock. In the first revision of a ruling it is ignored: that revision
-	// is in effect until the second one.
+	// EffectiveAt is when the policy takes effect, on the database's clock. It's ignored in a ruling's first revision,
+	// which is in effect until the second one.
 	EffectiveAt time.Time
 	// Policy is the policy. Defaults to nil: the definition in the code.
 	Policy Policy
@@ -106,9 +104,9 @@ type Revision struct {
 	Name string
 	// Unit is the unit of a token, such as "requests" or "tokens". Decisions report it as State.Unit.
 	Unit string
-	// OnChange defaults to CarryUsage for a window, and to KeepTokens for a token bucket. In the first revision it is
-	// ignored. If a revision has another kind of policy or another number of Shards than the revision before it, it must
-	// be ResetTokens.
+	// OnChange defaults to CarryUsage for a window, and to KeepTokens for a token bucket. It's ignored in the first
+	// revision, and must be ResetTokens in one whose kind of policy or number of Shards differs from the revision before
+	// it.
 	OnChange OnChange
 }
 
@@ -119,15 +117,15 @@ type RulingConfig struct {
 	// Revisions are the policies of the ruling, sorted by EffectiveAt. Defaults to one revision with the definition in the
 	// code.
 	Revisions []Revision
-	// PausedUntil is the end of a pause, on the database's clock. Until then Take and Check refuse, and reserved work is
-	// not ready. Tokens are added meanwhile, and Reset does not end the pause. The zero time means no pause.
+	// PausedUntil is the end of a pause, on the database's clock, or the zero time. Until then Take and Check refuse, and
+	// reserved work isn't ready. Tokens refill meanwhile, and Reset doesn't end the pause.
 	PausedUntil time.Time
 	// PauseReason is the reason that decisions report as State.PauseReason.
 	PauseReason string
 }
 
-// Ruling is the checked policies of a bucket, as a [Limiter] applies them. It does not change: to change a policy, make
-// a new Ruling.
+// Ruling has a bucket's checked policies, as a [Limiter] applies them. It never changes: to change a policy, make a new
+// one.
 type Ruling struct {
 	config      RulingConfig
 	limit       string

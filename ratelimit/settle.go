@@ -13,17 +13,15 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
-// Settle ends a reservation with the actual cost of the work. actual has a request for each limit whose cost differs
-// from the reservation; the other limits keep their estimates. A surplus is returned, up to the capacity. A window
-// takes back what it paid, and only until it has ended. An overage is taken from the current bucket, below zero if
-// necessary, and later requests wait for it. If the limit has changed since Reserve, the current policy of the request
-// in actual decides.
+// Settle ends a reservation with the work's actual cost. actual has a request for each limit whose cost differs from
+// the estimate. A surplus is returned, up to the capacity, to a window only until that window ends. An overage is taken
+// from the current bucket, below zero if necessary, and later requests wait for it. If the limit has changed since
+// Reserve, the current policy of the request in actual decides.
 //
-// Settling again changes nothing and returns nil, even with other costs of the same buckets. Settle returns
-// ErrInvalidRequest if actual names a bucket that was not reserved, or one bucket under two policies. It returns
-// ErrNotReserved if no reservation has the id, for example because its transaction was rolled back, and
-// ErrReservationEnded after Cancel or expiry. After ErrCommitUnknown it is unknown whether it has ended: settle again.
-// In a transaction, a rollback undoes it.
+// Settling again changes nothing and returns nil, even with other costs. Settle returns ErrInvalidRequest if actual
+// names a bucket that wasn't reserved, or one bucket under two policies, ErrNotReserved if no reservation has the ID,
+// for example because its transaction was rolled back, and ErrReservationEnded after Cancel or expiry. After
+// ErrCommitUnknown it's unknown whether it has ended, so settle again. A rollback undoes it.
 func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) error {
 	if err := l.ready(ctx, "settle"); err != nil {
 		return err
@@ -55,12 +53,12 @@ func (l *Limiter) Settle(ctx context.Context, id string, actual ...Request) erro
 		})
 }
 
-// Cancel ends a reservation whose work will not run, and returns its tokens as Settle returns a surplus. Reservations
-// made later keep their ReadyAt; the returned tokens are available to the next callers. Cancelling again changes
-// nothing. The errors are the errors of Settle.
+// Cancel ends a reservation whose work won't run, and returns its tokens as Settle returns a surplus. The next callers
+// can take them, while reservations made later keep their ReadyAt. Cancelling again changes nothing. Errors are
+// Settle's.
 //
-// Cancel uses the rule of the limit, or otherwise the policy that this Limiter last used it with. If there is neither,
-// it uses the policy of the reservation. The policy determines the rows and the window to which the tokens return.
+// The policy, which determines the rows and the window that get the tokens, is the limit's rule, or otherwise the one
+// that this Limiter last used, or if there is neither, the reservation's.
 func (l *Limiter) Cancel(ctx context.Context, id string) error {
 	if err := l.ready(ctx, "cancel"); err != nil {
 		return err
@@ -269,23 +267,22 @@ type Turn struct {
 	Restarted bool
 }
 
-// Start reports whether the work of a reservation may run now. Call it right before the work. If Wait is above 0, call
-// Start again after that time.
+// Start says whether a reservation's work may run now. Call it right before the work. If Wait is above 0, call it again
+// after that time.
 //
-// Work that was not started by StaleAt, for example because its workers were down, has lost its turn. Its tokens
-// arrived while nothing ran, and the full bucket could not keep them. Start then reserves the cost again and returns
-// the new turn, so that delayed work does not cause a burst. Work that was started can be started again, any number of
-// times, without paying again. The exception is a reservation that expired and was credited. If Start reserves again,
-// it does so as [Limiter.Renew] does.
+// Work that wasn't started by StaleAt, for example because its workers were down, has lost its turn, because the tokens
+// that arrived meanwhile didn't fit into the full bucket. Start then reserves the cost again, as [Limiter.Renew] does,
+// and returns the new turn, so delayed work causes no burst. Work that was started can be started again, any number of
+// times, without paying again, unless its reservation expired and was credited.
 //
 // again are the requests that the reservation was made with, for work that must run although its reservation was
-// cancelled, or is gone: its row was deleted a week after the reservation had ended, or lost with the table. Start then
-// reserves the requests under the same ID, once, however many callers there are, and returns the new turn. If a limit
-// with a MaxReserved refuses, nothing is taken, and Wait is the time until Start can succeed. With
-// [Limiter.MarshalRequests] the work can carry its requests.
+// cancelled or is gone: its row was deleted a week after the reservation ended, or lost with the table. Start then
+// reserves them under the same ID, once, however many callers there are, and returns the new turn. If a limit with a
+// MaxReserved refuses, nothing is taken, and Wait is the time until Start can succeed. [Limiter.MarshalRequests] lets
+// the work carry its requests.
 //
-// Without again, Start returns ErrReservationEnded if the reservation was cancelled, and ErrNotReserved if it does not
-// exist. It returns ErrCostExceedsCapacity as Renew does. Do not run the work then.
+// Without again, Start returns ErrReservationEnded if the reservation was cancelled, and ErrNotReserved if it doesn't
+// exist. It returns ErrCostExceedsCapacity as Renew does. Don't run the work then.
 func (l *Limiter) Start(ctx context.Context, id string, again ...Request) (Turn, error) {
 	if err := l.readyFor(ctx, "start", id); err != nil {
 		return Turn{}, err
@@ -363,8 +360,7 @@ func turnBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 	return turn, err
 }
 
-// Started reports whether the work of a reservation was started. It returns ErrNotReserved if the reservation does not
-// exist.
+// Started reports whether a reservation's work was started, or ErrNotReserved if the reservation doesn't exist.
 func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 	if err := l.readyFor(ctx, "started", id); err != nil {
 		return false, err
@@ -381,15 +377,14 @@ func (l *Limiter) Started(ctx context.Context, id string) (bool, error) {
 	return started, err
 }
 
-// Renew reserves the cost of a reservation again and returns the new turn. Use it for another attempt that must pay, or
-// for work that runs although it was cancelled. In every state, the reservation becomes open and not started. If the
-// owed tokens would exceed MaxReserved, nothing changes, and Wait is the time until Renew can succeed. It returns
-// ErrNotReserved if the reservation does not exist.
+// Renew reserves a reservation's cost again and returns the new turn, for another attempt that must pay, or for work
+// that runs although it was cancelled. The reservation becomes open and not started, whatever its state. If the debt
+// would exceed MaxReserved, nothing changes, and Wait is the time until Renew can succeed. It returns ErrNotReserved if
+// the reservation doesn't exist, and ErrCostExceedsCapacity if its policy can never give the cost.
 //
-// Renew uses the rule of the limit, or otherwise the policy that this Limiter last used the name with, for any key. If
-// there is neither, it uses the policy of the reservation. It returns ErrCostExceedsCapacity if that policy can never
-// give the cost. If the keys of one name have different policies in the code, Renew can use the policy of another key.
-// Then call Settle and Reserve instead, or give each policy a name.
+// The policy is the limit's rule, or otherwise the one that this Limiter last used with the name, for any key, or if
+// there is neither, the reservation's. So if a name's keys have different policies in the code, Renew can use another
+// key's: settle and reserve instead, or give each policy a name.
 func (l *Limiter) Renew(ctx context.Context, id string) (Turn, error) {
 	if err := l.readyFor(ctx, "renew", id); err != nil {
 		return Turn{}, err

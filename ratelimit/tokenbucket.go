@@ -18,9 +18,9 @@ const (
 )
 
 const (
-	// None is no tokens, where 0 is the default. As Capacity it stores no tokens: every request must be reserved and waits
-	// its turn. This spaces requests as evenly as their costs allow. Take returns ErrCostExceedsCapacity for any cost
-	// above 0. As MaxReserved it limits Reserve to the available tokens. Unlike tokens of Take, they can be settled and
+	// None means no tokens, because 0 means the default. As Capacity it stores none, so every request must be reserved and
+	// waits its turn, which spaces requests as evenly as their costs allow; Take returns ErrCostExceedsCapacity for any
+	// cost above 0. As MaxReserved it limits Reserve to the available tokens, which unlike Take's can be settled and
 	// cancelled.
 	None = -math.MaxFloat64 / 2
 
@@ -32,8 +32,8 @@ const (
 //
 //	tokens = min(Capacity, value + elapsed * Rate / Period)
 //
-// In any span t, at most Capacity + Rate * t / Period tokens are taken. A rollback restores the tokens of its
-// transaction. The algorithm is the continuous-state leaky bucket of ITU-T I.371, but it counts the tokens left.
+// In any span t, at most Capacity + Rate * t / Period tokens are taken. The algorithm is the continuous-state leaky
+// bucket of ITU-T I.371, but it counts the tokens left.
 type TokenBucket struct {
 	// Rate is the number of tokens added each Period: from 1e-9 to 1e12.
 	Rate float64
@@ -42,22 +42,19 @@ type TokenBucket struct {
 	// Capacity is the maximum number of tokens in the bucket, and so the largest cost that Take accepts. Other libraries
 	// call it burst. Defaults to Rate. None stores no tokens.
 	Capacity float64
-	// MaxReserved is the maximum number of tokens that the bucket can owe to reservations. Defaults to 1e12 tokens, or to
-	// the tokens that are added in 100 years if they are fewer. None reserves only available tokens. NoReservations
-	// forbids reservations.
+	// MaxReserved is the most tokens that reservations can owe. Defaults to 1e12 tokens, or to the tokens that refill in
+	// 100 years if they are fewer. None reserves only available tokens, and NoReservations forbids reservations.
 	MaxReserved float64
-	// Shards is the number of rows of a bucket, each with an equal part of its capacity and rate: a power of two up to 64.
-	// Defaults to 1. On one row, a transaction that takes from the bucket waits until the one before it has ended; at
-	// SERIALIZABLE it must run again. With n rows only transactions on the same row conflict, so about n times as many
-	// succeed if they are long or come from many processes.
+	// Shards splits each bucket into rows, each with an equal part of its capacity and rate: a power of two up to 64.
+	// Defaults to 1. Transactions that take from one row wait for each other, and at SERIALIZABLE run again. With n rows
+	// only those on the same row conflict, so about n times as many succeed if they are long or come from many processes.
 	//
 	// The rows together never give more than the bucket may, but a call can be refused although they have enough together:
 	// see docs/promises.md. In an allowed decision the tokens left are an estimate. Keep usual costs well below Capacity /
-	// Shards. Reserve, Credit, Reset and a Take of more than that lock all rows. Two transactions that take from the
-	// bucket, and then lock all of its rows, can deadlock; InTx then runs one of them again.
+	// Shards, because Reserve, Credit, Reset and a Take of more than that lock all rows. Two transactions that take from
+	// the bucket, and then lock all of its rows, can deadlock; InTx then runs one of them again.
 	//
-	// Another number of Shards has other rows, so a bucket starts full after a change. A rule can change Shards only with
-	// ResetTokens.
+	// With another number of Shards a bucket starts full, in other rows. A rule can change Shards only with ResetTokens.
 	Shards int
 }
 

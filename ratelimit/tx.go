@@ -23,20 +23,18 @@ import (
 // down is reported soon.
 const maxReconnects = 3
 
-// WithTx returns a Limiter whose calls are part of tx: they commit and roll back with it, at any isolation level. They
-// do not retry, and use no other connection. After a serialization failure they return an error for which IsRetryable
-// is true, and you must run the transaction again. The buckets are in the database of tx, also if the Limiter has a
-// pool of another one. Hold, Keep, Prune, Close and InTx cannot be part of a transaction: on this Limiter they return
-// ErrInvalidConfig.
+// WithTx returns a Limiter whose calls are part of tx: they commit and roll back with it, at any isolation level, and
+// use no other connection. They don't retry, so after an error for which IsRetryable is true, run the transaction
+// again. The buckets are in tx's database, even if the Limiter's pool is for another one. Hold, Prune, Close and InTx
+// can't be part of a transaction: on this Limiter they return ErrInvalidConfig.
 //
-// Calls lock the rows of their buckets until the end of the transaction, as your own updates do. See docs/promises.md
-// for deadlocks between transactions that take from two buckets. Some calls, such as those on a reservation, set a
-// savepoint, which stays until the transaction ends. If a call over several limits is refused, it keeps no row locked,
-// except a row that a wrong clock had written. If the context of a call ends while it runs, the transaction can only be
-// rolled back.
+// Calls lock their buckets' rows until the transaction ends, as your own updates do; docs/promises.md explains
+// deadlocks between transactions that take from two buckets. Some calls, such as those on a reservation, set a
+// savepoint, which stays until the end. If a call over several limits is refused, it keeps no row locked, except one
+// that a wrong clock had written. If a call's context ends while it runs, the transaction can only be rolled back.
 //
-// Inside the transaction use only this Limiter. A call on l uses another connection, and waits for rows that the
-// transaction holds until its context ends or Config.Timeout is over.
+// Inside the transaction use only this Limiter, because a call on l uses another connection, and waits for rows that
+// the transaction holds until its context ends or Config.Timeout is over.
 //
 // For transactions of database/sql see package sqllimit.
 func (l *Limiter) WithTx(tx Tx) *Limiter {
@@ -72,37 +70,37 @@ func withoutPool(l *Limiter, after *afterCommit) *Limiter {
 	return &bound
 }
 
-// InTx runs fn in a SERIALIZABLE transaction and commits when fn returns nil. Pass tx to [Limiter.WithTx] to take
-// limits in it. If the transaction conflicts with another, at a statement or at COMMIT, InTx rolls back. After a random
-// pause or in a queue it runs fn again in a new transaction. It also does so up to three times if the connection is
-// lost before COMMIT was sent, or if the server ends it because it was idle in the transaction. So fn must do nothing
-// that cannot be repeated, and must return the errors of its statements.
+// InTx runs fn in a SERIALIZABLE transaction and commits when fn returns nil. To take limits in it, pass tx to
+// [Limiter.WithTx]. If the transaction conflicts with another, at a statement or at COMMIT, InTx rolls back, and after
+// a random pause or in a queue runs fn again in a new one. It also does so up to three times if the connection is lost
+// before COMMIT was sent, or if the server ends it because it was idle in the transaction. So fn must do nothing that
+// can't be repeated, and must return its statements' errors.
 //
 // Once transactions have conflicted at a bucket, they queue for it, each before its first statement if that statement
-// takes from the bucket. So take limits first. A transaction that has read something already has its snapshot, and must
-// run again after the wait, unless [WithQueue] names the bucket. A transaction queues for at most a second, and then
-// continues. If the Limiter has a *pgxpool.Pool, its transactions queue with those of other processes, too, once they
-// have conflicted with them: a transaction that is still empty begins anew on its connection, with an advisory lock
-// until its end. Transactions of InTx lose to READ COMMITTED transactions that wait for the bucket, and then need more
-// attempts; see Config.MaxAttempts.
+// takes from the bucket. So take limits first, because a transaction that has read something already has its snapshot,
+// and must run again after the wait, unless [WithQueue] names the bucket. A transaction queues for at most a second,
+// and then continues. On a *pgxpool.Pool, transactions also queue with those of other processes, once they have
+// conflicted with them: one that is still empty begins anew on its connection, with an advisory lock until its end.
+// READ COMMITTED transactions that wait for the bucket go first, so InTx then needs more attempts; see
+// Config.MaxAttempts.
 //
 // If fn returns an error, for example a *LimitedError, InTx rolls back and returns that error unchanged. It returns
-// ErrContended if all attempts of Config.MaxAttempts conflicted, and the context's error if the context ended. It
-// returns ErrCommitUnknown if the connection failed after COMMIT was sent, and does not retry then. After every other
-// error nothing was written or taken, unless fn ended the transaction itself.
+// ErrContended if all attempts of Config.MaxAttempts conflicted, the context's error if the context ended, and
+// ErrCommitUnknown, without another attempt, if the connection failed after COMMIT was sent. After every other error
+// nothing was written or taken, unless fn ended the transaction itself.
 //
 // fn must not end the transaction, neither with tx.Commit or tx.Rollback nor with SQL. If it does, InTx returns an
 // error, and reports no tokens to the Observer. Statements after the SQL that ended it, and calls of WithTx(tx), commit
-// by themselves. InTx cannot detect SQL that begins another transaction at once, such as ROLLBACK AND CHAIN: it commits
-// that transaction and returns nil.
+// by themselves. InTx can't detect SQL that immediately begins another transaction, such as ROLLBACK AND CHAIN: it
+// commits that one and returns nil.
 //
 // Nested transactions of tx.Begin or pgx.BeginFunc are part of tx, and WithTx accepts them. If one is rolled back, its
 // tokens are restored, and the Observer receives only its refusals. A ROLLBACK TO SAVEPOINT that fn executes as SQL
 // also restores tokens, but the Observer still receives the decisions.
 //
-// On a *pgxpool.Pool, BEGIN is in one message with the first statement of fn. So a tracer of pgx sees a batch of the
-// two, and fn has run if the transaction can't begin. tx.Conn, tx.Prepare, tx.CopyFrom, tx.LargeObjects and tx.Begin
-// send BEGIN first.
+// On a *pgxpool.Pool, BEGIN is in one message with fn's first statement. So a pgx tracer sees a batch of the two, and
+// fn has run if the transaction can't begin. tx.Conn, tx.Prepare, tx.CopyFrom, tx.LargeObjects and tx.Begin send BEGIN
+// first.
 //
 // If ctx is cancelled during COMMIT, COMMIT still runs to its end, for up to five seconds.
 func (l *Limiter) InTx(ctx context.Context, fn func(tx pgx.Tx) error) error {
@@ -468,9 +466,9 @@ func isIdle(tx pgx.Tx) bool {
 
 type queueKey struct{}
 
-// WithQueue makes transactions of InTx with the returned context queue for the buckets of requests before their first
-// statement, as if they had already conflicted there. Use it for transactions that read something before they take.
-// Without it, they queue after they have their snapshot, and must run twice if others want the bucket. If a key is
+// WithQueue makes InTx with the returned context queue for the requests' buckets before its transaction's first
+// statement, as if it had already conflicted there. Use it for transactions that read something before they take:
+// otherwise they queue after they have their snapshot, and must run twice if others want the bucket. If a key is
 // invalid, InTx returns an error.
 func WithQueue(ctx context.Context, requests ...Request) context.Context {
 	return context.WithValue(ctx, queueKey{}, requests)

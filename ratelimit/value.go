@@ -22,9 +22,9 @@ type Value struct {
 	held *bucket.Snapshot // nil for the zero Value
 }
 
-// At returns the number of tokens at another instant if no more are taken, up to the capacity. Instants before the last
-// change of the bucket count as that change. For a [Concurrency] limit it returns the free slots, if no lease is
-// renewed or released meanwhile. For the zero Value it returns 0.
+// At returns the tokens at another time if no more are taken, up to the capacity. Times before the bucket's last change
+// count as that change. For a [Concurrency] limit it returns the free slots, if no lease is renewed or released
+// meanwhile, and for the zero Value 0.
 func (v Value) At(instant time.Time) float64 {
 	if v.Limit.isZero() { // the zero Value, for example after an error
 		return 0
@@ -32,8 +32,8 @@ func (v Value) At(instant time.Time) float64 {
 	return v.held.Tokens(clampInstant(instant))
 }
 
-// RetryAfter returns the time from instant until cost tokens can be taken, if no more are taken meanwhile. 0 means at
-// once. It returns ErrCostExceedsCapacity if they can never be taken, and ErrInvalidCost for an invalid cost.
+// RetryAfter returns the time from instant until cost tokens can be taken, if no more are taken meanwhile; 0 means
+// immediately. It returns ErrCostExceedsCapacity if they never can, and ErrInvalidCost for an invalid cost.
 func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error) {
 	d := v.Limit.definition()
 	if err := checkCost(&d, cost, v.capacity()); err != nil {
@@ -45,9 +45,9 @@ func (v Value) RetryAfter(instant time.Time, cost float64) (time.Duration, error
 	return v.held.Wait(clampInstant(instant), cost), nil
 }
 
-// Leases returns the leases on the slots of a [Concurrency] limit that had not ended at AsOf, by ascending Fence. Only
-// the fields Fence and Until are set. The Value in the answer of [Limiter.Acquire] knows the new lease only, and takes
-// it that all other slots are held until the last lease ends.
+// Leases returns the leases on a [Concurrency] limit's slots that hadn't ended at AsOf, by ascending Fence, with only
+// the fields Fence and Until. The Value in [Limiter.Acquire]'s answer knows only the new lease, and assumes that all
+// other slots are held until the last lease ends.
 func (v Value) Leases() (leases []Lease) {
 	if v.held == nil {
 		return nil
@@ -68,25 +68,24 @@ func (v *Value) capacity() float64 {
 	return v.held.Terms.Capacity
 }
 
-// Take returns the bucket and the decision after taking cost tokens at an instant, for simulations, tests and previews.
-// It uses no database and stores nothing. Its decisions are equal to the decisions of Limiter.Take to the last bit, if
-// no other call changes the bucket. A refusal leaves the tokens unchanged. An instant before the last change of the
-// bucket counts as that change. But if it is more than a minute and a window earlier, a wrong clock has written the
-// bucket, and the bucket goes on from the instant.
+// Take returns the bucket and the decision after taking cost tokens at an instant, for simulations, tests and previews,
+// without a database. If no other call changes the bucket, it decides as Limiter.Take does, to the last bit. An instant
+// before the bucket's last change counts as that change, unless it's more than a minute and a window earlier: then a
+// wrong clock has written the bucket, which goes on from the instant.
 //
 // An invalid cost, a cost above the capacity, and every cost of the zero Value are refused with a RetryAfter of 250
-// years, the maximum. The method RetryAfter returns the reason as an error. A limit with Shards is one bucket here. For
-// a [Concurrency] limit it acquires slots.
+// years, the maximum; the method RetryAfter returns the reason as an error. A limit with Shards is one bucket here. For
+// a Concurrency limit it acquires slots.
 func (v Value) Take(instant time.Time, cost float64) (Value, Decision) {
 	after, r := v.step(instant, cost, false)
 	return after, r.Decision
 }
 
-// Reserve returns the bucket and the reservation after reserving cost tokens at an instant. It equals Limiter.Reserve
-// to the last bit of ReadyAt, for a Limiter without Config.StaleAfter. Nothing is stored, so ID is empty.
+// Reserve returns the bucket and the reservation after reserving cost tokens at an instant, without a database, so ID
+// is empty. It equals Limiter.Reserve without Config.StaleAfter, to the last bit of ReadyAt.
 //
-// An invalid cost, and a cost above the sum that the limit can hold and owe, are refused with a RetryAfter of 250
-// years. So is every cost of a limit with NoReservations and of the zero Value.
+// An invalid cost, one above the sum that the limit can hold and owe, and every cost of a limit with NoReservations or
+// of the zero Value are refused with a RetryAfter of 250 years.
 func (v Value) Reserve(instant time.Time, cost float64) (Value, Reservation) {
 	return v.step(instant, cost, true)
 }
@@ -236,10 +235,10 @@ func endsOf(s bucket.State) []int64 {
 	return ends
 }
 
-// Simulation has a Limiter whose buckets are in memory and begin full, and whose clock you set. Use it to replay
-// recorded requests against other policies. Make it with [NewSimulation]. Use it on one goroutine at a time, so without
-// Keep, Hold and Maintain, which run on others. A bucket with taken tokens needs 120 to 190 bytes if its key has ten,
-// until [Limiter.Prune] deletes it.
+// Simulation has a Limiter whose buckets are in memory and begin full, and whose clock you set, to replay recorded
+// requests against other policies. Make it with [NewSimulation]. Use it on one goroutine at a time, so without
+// KeepAlive, Hold and Maintain, which run on others. A bucket with taken tokens needs 120 to 190 bytes if its key has
+// ten, until [Limiter.Prune] deletes it.
 type Simulation struct {
 	limiter *Limiter
 	memory  memory.Pool

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Clock is a clock that stands still until it is moved: the database's, as a Limiter sees it by Config.AsOf. It is safe
-// for concurrent use. Make it with [NewClock].
+// Clock stands still until you move it: the database's clock, as a Limiter sees it by Config.AsOf. It's safe for
+// concurrent use. Make it with [NewClock].
 type Clock struct {
 	mu  sync.Mutex
 	now time.Time

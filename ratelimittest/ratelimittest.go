@@ -35,12 +35,12 @@ type SQL interface {
 // NewDB returns a DB in which every bucket is full.
 func NewDB() *DB { return &DB{memory.NewPool(nil)} }
 
-// NewDBWith returns a DB whose transactions are paired with transactions of sql: statements of the code under test run
-// there, and both commit and roll back together. The limits stay in memory.
+// NewDBWith returns a DB that pairs its transactions with sql's: statements of the code under test run there, and both
+// commit and roll back together. The limits stay in memory.
 func NewDBWith(sql SQL) *DB { return &DB{memory.NewPool(sql)} }
 
-// Begin begins a transaction, to hand to code that is given one: [ratelimit.Limiter.WithTx] of a Limiter of the DB
-// takes it. Its SQL fails with [ErrNoDatabase], unless NewDBWith made the DB.
+// Begin begins a transaction for code that is given one; [ratelimit.Limiter.WithTx] of a Limiter of the DB takes it.
+// Its SQL fails with [ErrNoDatabase], unless NewDBWith made the DB.
 func (db *DB) Begin(ctx context.Context) (pgx.Tx, error) { return db.pool.Begin(ctx) }
 
 // OpenSQL returns a *sql.DB for code over database/sql. It pairs each transaction of db with a transaction of rows:
@@ -52,7 +52,7 @@ func (db *DB) Begin(ctx context.Context) (pgx.Tx, error) { return db.pool.Begin(
 // begins are not known here. Close both.
 func (db *DB) OpenSQL(rows *sql.DB) *sql.DB { return db.pool.OpenSQL(rows) }
 
-// New returns a Limiter in memory with the time of clock. A nil clock means the real time, or the bubble's time in a
+// New returns a Limiter in memory that is on clock's time. A nil clock means the real time, or the bubble's time in a
 // test of package synctest. Every bucket is full. The Limiter is for this test alone and is closed when the test ends,
 // which finds calls that are still running. For another [ratelimit.Config], pass a DB to New of package ratelimit.
 func New(t testing.TB, clock *Clock) *ratelimit.Limiter {

@@ -19,9 +19,8 @@ const kept = 30 * 24 * time.Hour
 // maxAhead is how many changes of a rule, or of the overrides of a key, may lie further ahead than the Lead of a Store.
 const maxAhead = 32
 
-// Apply makes changes together: all of them or, when it returns an error, none. It returns an error that wraps
-// ErrInvalid, before any change, when one of them says what cannot be or would hold from an instant that is past, and
-// ErrNotFound when there is nothing to take away.
+// Apply makes all changes together, or none and returns an error. It wraps ErrInvalid if a change is invalid or would
+// take effect in the past, and ErrNotFound if there's nothing to delete or end.
 func (s *Store) Apply(ctx context.Context, edit Edit, changes Changes) (applied Applied, err error) {
 	if err := s.check(ctx, "apply"); err != nil {
 		return Applied{}, err

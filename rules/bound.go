@@ -62,9 +62,9 @@ func (d *definition) count() int {
 	return len(d.limits) + count(d.many, d.standIns.Load() != nil)
 }
 
-// RulingsOf returns a ruling for Prune; see [ratelimit.Policies]. Under it no bucket of a limit is full before it is
-// full under the loaded rules and overrides, in all revisions. A Set learns the definition in the code from
-// Config.Limits, or from the first call for the limit. Until then no bucket is full.
+// RulingsOf returns a ruling for Prune; see [ratelimit.Policies]. Under it no bucket of a limit is full before it's
+// full under every loaded rule and override, in all revisions. A Set learns the definition in the code from
+// Config.Limits, or from the limit's first call. Until then no bucket is full.
 func (s *Set) RulingsOf(name string) []*ratelimit.Ruling {
 	current := s.loaded()
 	if current == nil || current.limits[name] == nil {

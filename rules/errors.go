@@ -12,12 +12,12 @@ var (
 	// to write instead.
 	ErrInvalid = errors.New("rules: invalid")
 
-	// ErrNotFound is returned by Delete, RemoveOverride and Resume when there is nothing to take away. Nothing was
+	// ErrNotFound is returned by Delete, RemoveOverride and Resume if there's nothing to delete or end. Nothing was
 	// changed.
 	ErrNotFound = errors.New("rules: not found")
 
-	// ErrInvalidConfig is returned by NewStore, NewSet and NewSite when an argument or a field of the configuration cannot
-	// be used, and by calls on a Store, a Set or a Site that these did not make, or on a Store that WithTx bound to nil.
+	// ErrInvalidConfig is returned by NewStore, NewSet and NewSite if an argument or a field of the configuration is
+	// invalid, and by calls on a Store, a Set or a Site that these didn't make, or on a Store that WithTx bound to nil.
 	ErrInvalidConfig = errors.New("rules: invalid configuration")
 )
 

@@ -106,9 +106,9 @@ func ReadFile(path string) (*Document, error) {
 	return d, nil
 }
 
-// Read returns the content of a rules file in YAML or JSON, up to 2 MiB. It returns an error for a field that does not
-// exist or occurs twice, and for a value of another type. Errors wrap ErrInvalid and name the line. The document that
-// Read returns is valid by itself. NewSite checks that the program declares the attributes of its tiers.
+// Read parses a rules file in YAML or JSON, up to 2 MiB. A field that doesn't exist or occurs twice, and a value of
+// another type, are errors, which wrap ErrInvalid and name the line. NewSite checks later that the program declares the
+// attributes of the file's tiers.
 func Read(r io.Reader) (*Document, error) {
 	root, err := readNode(r)
 	if err != nil {
@@ -124,8 +124,8 @@ func Read(r io.Reader) (*Document, error) {
 	return d, nil
 }
 
-// ParsePolicy returns the policy that the fields of a rule say, separated by commas, as in a rules file:
-// "rate: 10, period: minute, capacity: 50". Errors wrap ErrInvalid.
+// ParsePolicy returns the policy with a rule's fields, separated by commas, as in a rules file: "rate: 10, period:
+// minute, capacity: 50". Errors wrap ErrInvalid.
 func ParsePolicy(fields string) (ratelimit.Policy, error) {
 	root, err := readNode(strings.NewReader("{" + fields + "}"))
 	if err != nil {
@@ -327,8 +327,8 @@ func (d Document) MarshalJSON() ([]byte, error) {
 	return json.Marshal(documentText{d.Tiers.Match, d.Rules, d.Tiers.Tiers, d.Overrides})
 }
 
-// YAML returns the document as a rules file in YAML, which Read reads. It returns an error for a document with a policy
-// that ratelimit.MarshalPolicy rejects.
+// YAML writes the document as a rules file, which Read reads. A policy that ratelimit.MarshalPolicy rejects is an
+// error.
 func (d Document) YAML() ([]byte, error) {
 	data, err := json.Marshal(d)
 	if err != nil {
@@ -369,8 +369,8 @@ func (d *Document) validateCosts(r *Rule) error {
 	return nil
 }
 
-// Attributes returns the attributes of the tiers that SiteConfig must declare, sorted: all except the attributes that
-// every program has.
+// Attributes returns the tiers' attributes that SiteConfig must declare, sorted: all except those that every program
+// has.
 func (d *Document) Attributes() []string {
 	var named []string
 	for _, t := range d.Tiers.Tiers {

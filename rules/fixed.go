@@ -6,9 +6,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// SetOf returns a Set of what a file says, as if it had always held: for simulations and tests, without a database.
-// Overrides end when they say so. observer is Config.Observer, and can be nil. Load and Run of the Set return an error
-// that wraps ErrInvalidConfig. An error of SetOf wraps ErrInvalid.
+// SetOf returns a Set of a file's rules, as if they had always been in effect, for simulations and tests without a
+// database. Overrides end at their Until. observer is Config.Observer, and can be nil. Load and Run of the Set return
+// an error that wraps ErrInvalidConfig, and SetOf's own errors wrap ErrInvalid.
 func SetOf(file Document, observer ratelimit.Observer) (*Set, error) {
 	l := &loaded{version: 1}
 	add := func(r row, err error) error {

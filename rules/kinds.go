@@ -11,9 +11,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// CheckKinds returns an error that wraps ErrInvalid if a rule or an override would change the kind of a limit at an
-// instant without filling its buckets. stored are the rules in the tables, as [Store.List] returns them. Apply makes
-// the same check, so call it to show a change before you apply it.
+// CheckKinds returns an error that wraps ErrInvalid if a rule or an override would change a limit's kind without
+// filling its buckets. stored are the tables' rules, as [Store.List] returns them. Apply makes the same check, so call
+// it to show a change before you apply it.
 func (c *Changes) CheckKinds(stored []Statement, at time.Time) error {
 	before := slices.DeleteFunc(slices.Clone(stored), func(s Statement) bool {
 		return s.Rule == nil || !s.From.Before(at) || !s.Until.IsZero() && s.Until.Before(at)

@@ -128,8 +128,8 @@ type HistoryQuery struct {
 	Plan *string
 	// Key is the key of an override or a pause. Nil: all.
 	Key *string
-	// Before selects statements of earlier versions: for the next page, pass the version of the last statement. 0: the
-	// newest.
+	// Before selects statements of earlier versions: for the next page, pass the last statement's version. Defaults to 0,
+	// the newest.
 	Before int64
 	// Most is how many statements to return, up to 10,000. Defaults to 100.
 	Most int
@@ -140,8 +140,8 @@ const (
 	maxEntries     = 10_000
 )
 
-// History returns statements, the newest first, each with the one that it replaced. Statements of rolled back
-// transactions are not in it.
+// History returns statements, the newest first, each with the one that it replaced. Those of rolled back transactions
+// aren't in it.
 func (s *Store) History(ctx context.Context, query HistoryQuery) ([]Statement, error) {
 	if err := s.check(ctx, "history"); err != nil {
 		return nil, err

@@ -19,17 +19,16 @@ type Override struct {
 	Limit string
 	// Key is the key as stored; see [ratelimit.Limiter.StoredKey]. Empty: the bucket of [ratelimit.Limit.Global].
 	Key string
-	// Multiplier gives the key so many times the Rate, the Capacity and the MaxReserved that it would have otherwise: from
-	// 1e-6 to 1e6. Where that is more or less than a policy may say, it gives as much as one may. The slots of a
-	// Concurrency are rounded down, and one is left at least. A Capacity of 1 or more stays at least 1, and so does the
-	// Rate of a sliding or calendar window, which is its capacity. So 0.1 times 5 a minute is 0.5 a minute with a Capacity
-	// of 1.
+	// Multiplier multiplies the Rate, the Capacity and the MaxReserved that the key would have otherwise: from 1e-6 to
+	// 1e6. If a product is more or less than a policy can have, it's the nearest possible value. A Concurrency's slots are
+	// rounded down, to at least one. A Capacity of 1 or more stays at least 1, and so does the Rate of a sliding or
+	// calendar window, which is its capacity. So 0.1 times 5 a minute is 0.5 a minute with a Capacity of 1.
 	Multiplier float64
 	// OnPlan puts the key on a plan. The plan of its requests does not count.
 	OnPlan string
 	// Policy is a policy of the key's own.
 	Policy ratelimit.Policy
-	// Mode is whether Policy refuses. Defaults to ratelimit.On. Without a Policy it must be empty, and the rule's Mode
+	// Mode says whether Policy refuses. Defaults to ratelimit.On. Without a Policy it must be empty, and the rule's Mode
 	// counts.
 	Mode ratelimit.Mode
 	// OnChange changes the tokens in the bucket when the override begins, and again when it ends. Defaults to
@@ -40,8 +39,8 @@ type Override struct {
 	Until time.Time
 }
 
-// PolicyOn returns the policy of a key on a plan under the override, and nil if it is not known. ofPlan returns the
-// policy of a plan without overrides, or nil.
+// PolicyOn returns the policy of a key on a plan under the override, or nil if it isn't known. ofPlan returns a plan's
+// policy without overrides, or nil.
 func (o *Override) PolicyOn(plan string, ofPlan func(plan string) ratelimit.Policy) ratelimit.Policy {
 	switch {
 	case o.Policy != nil:

@@ -6,9 +6,9 @@ import (
 )
 
 // Pause stops a key, or all keys of a limit, for a time: Take and Check refuse until its end, and reservations are
-// ready no earlier. It begins as soon as a program is notified, unless [Edit.From] is later. If the limit and the key
-// are paused, the later end counts. A key or limit can have several pauses, one after the other. A new pause replaces
-// the pauses that overlap with it, from its beginning on. Pauses at other times stay.
+// ready no earlier. It begins as soon as a program is notified, unless [Edit.From] is later. If both the limit and the
+// key are paused, the later end counts. There can be several pauses, one after the other. A new one replaces those that
+// overlap with it, from its beginning on.
 type Pause struct {
 	// Limit is the limit's name.
 	Limit string
@@ -16,9 +16,9 @@ type Pause struct {
 	Key string
 	// Until is the end.
 	Until time.Time
-	// NoSooner never shortens a pause that this one overlaps with or follows: the two become one pause, which covers
-	// both. If an existing pause covers this one, nothing changes, and the history has no new entry. Defaults
-	// to false: this one replaces the other. Store.List and Store.History return false.
+	// NoSooner never shortens a pause that this one overlaps with or follows: the two become one, which covers both. If an
+	// existing pause covers this one, nothing changes, and the history has no new entry. Defaults to false: this one
+	// replaces the other. Store.List and Store.History return false.
 	NoSooner bool
 }
 

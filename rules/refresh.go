@@ -21,9 +21,9 @@ const (
 	versionTimeout = 5 * time.Second
 )
 
-// Run keeps the Set up to date until ctx ends; call it in a goroutine of its own. It listens on one connection, and
-// reconnects if the connection is lost. It also polls the version every Config.Poll. If a load fails, the Set does not
-// change. Run returns nil when ctx has ended, or an error that wraps ErrInvalidConfig.
+// Run keeps the Set up to date until ctx ends; call it in a goroutine of its own. It listens on one connection, which
+// it reconnects if it's lost, and polls the version every Config.Poll. If a load fails, the Set doesn't change. It
+// returns nil when ctx has ended, or an error that wraps ErrInvalidConfig.
 func (s *Set) Run(ctx context.Context) error {
 	if err := s.check(ctx, "run"); err != nil {
 		return err

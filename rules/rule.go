@@ -17,8 +17,8 @@ type Rule struct {
 	Limit string
 	// Plan is the plan that the rule is for. Empty: every plan that has no rule of its own, and none.
 	Plan string
-	// Policy is a policy of package ratelimit. Give it the Shards of the definition in the code: a change of the number
-	// of rows always resets the bucket.
+	// Policy is a policy of package ratelimit. Give it the Shards of the definition in the code, because another number of
+	// rows resets the bucket.
 	Policy ratelimit.Policy
 	// Mode is whether the rule refuses requests. Defaults to ratelimit.On.
 	Mode ratelimit.Mode
@@ -62,8 +62,8 @@ func (r *Rule) validate() error {
 	return nil
 }
 
-// AsLimit returns the limit with the policy of the rule, as it would be defined in the code. Errors wrap ErrInvalid and
-// say what to change.
+// AsLimit returns the limit with the rule's policy, as you'd define it in the code. Errors wrap ErrInvalid and say what
+// to change.
 func (r Rule) AsLimit() (ratelimit.Limit, error) {
 	if err := r.validate(); err != nil {
 		return ratelimit.Limit{}, err

@@ -31,22 +31,22 @@ type Config struct {
 	Schema string
 	// Poll is how often a Set asks for the version of the rules besides listening. Defaults to 10 seconds.
 	Poll time.Duration
-	// NoListen makes the Set only poll, on connections of the pool: for poolers in transaction mode, which do not support
-	// LISTEN. Then set Poll below the lead of the changes.
+	// NoListen makes the Set only poll, on the pool's connections, because poolers in transaction mode don't support
+	// LISTEN. Set Poll below the changes' lead then.
 	NoListen bool
 	// Connect makes the one connection that Run listens on, to Postgres itself. Defaults to nil: it connects as the pool
 	// does.
 	Connect func(ctx context.Context) (*pgx.Conn, error)
-	// Limits are the definitions in the code. Only a program that prunes, and takes nothing, must name them: the Set
-	// learns other definitions from the first call. Defaults to none.
+	// Limits are the definitions in the code. Only a program that prunes, and takes nothing, must name them, because the
+	// Set learns other definitions from the first call. Defaults to none.
 	Limits []ratelimit.Limit
 	// Observer receives each [event.RulesLoaded] and [event.RulesChecked], and each [event.PlanWithoutRule]
 	// once. Defaults to nil: a plan without a rule is logged once, with slog's default logger.
 	Observer ratelimit.Observer
 }
 
-// Set is what a program has loaded of the tables. It is the [ratelimit.Policies] of Limiters, and safe for concurrent
-// use. Run keeps it up to date; before the first load it leaves everything to the definitions in the code.
+// Set has the rules that a program has loaded from the tables. It is the [ratelimit.Policies] of Limiters, and safe for
+// concurrent use. Run keeps it up to date; before the first load the definitions in the code decide.
 type Set struct {
 	pool    *pgxpool.Pool
 	config  Config
@@ -121,9 +121,9 @@ func (s *Set) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit.Ruli
 	return of.base(plan).rule(&limit)
 }
 
-// Limit returns the limit of a stored rule, for programs that define none in the code. It has the policy of the rule
-// without a plan, or else the smallest of the policies of plans that are in effect now. Requests to it follow later
-// changes, also if the limit was returned before. Limit returns false if no rule is in effect or scheduled.
+// Limit returns the limit that a stored rule defines, for programs that define none in the code. It has the policy of
+// the rule without a plan, or else the smallest of the plans' current policies. Its requests follow later changes.
+// Limit returns false if no rule is in effect or scheduled.
 func (s *Set) Limit(name string) (ratelimit.Limit, bool) {
 	current := s.loaded()
 	if current == nil {
@@ -141,8 +141,8 @@ func (s *Set) Plans() []string {
 	return slices.Clone(current.plansAt(current.clock()))
 }
 
-// Load loads the table now, for programs that need the rules before their first call; Run loads by itself. If it
-// returns an error, the Set has not changed.
+// Load loads the tables now, for programs that need the rules before their first call; Run also loads. If it returns an
+// error, the Set hasn't changed.
 func (s *Set) Load(ctx context.Context) error {
 	if err := s.check(ctx, "load"); err != nil {
 		return err
@@ -158,8 +158,8 @@ func (s *Set) Version() int64 {
 	return 0
 }
 
-// Age returns how long ago the Set was last known to be what the tables say, and before the first load the longest
-// duration there is. While Run works and the database answers it is below Config.Poll and a second or so.
+// Age returns how long ago the Set last matched the tables, or before the first load the longest possible duration.
+// While Run works and the database answers, it's below Config.Poll and about a second.
 func (s *Set) Age() time.Duration {
 	if s == nil {
 		return math.MaxInt64
@@ -170,8 +170,8 @@ func (s *Set) Age() time.Duration {
 	return math.MaxInt64
 }
 
-// Ahead returns how far the database's clock was ahead of this process's when the tables were last asked, and 0 before
-// the first load. It is 0 also where the time that the answer took explains the difference.
+// Ahead returns how far the database's clock was ahead of this process's when the tables were last asked. It's 0 before
+// the first load, and if the answer's delay explains the difference.
 func (s *Set) Ahead() time.Duration {
 	current := s.loaded()
 	if current == nil {

@@ -13,8 +13,8 @@ const (
 	OfTiers    = "tiers"
 )
 
-// Statement is a row of the table: it states a rule, an override, a pause or the tiers, or that the thing is removed.
-// It replaces the statement before it about the same thing.
+// Statement is a row of the table: it states a rule, an override, a pause or the tiers, or that one was removed. It
+// replaces the statement before it about the same thing.
 type Statement struct {
 	// Of is OfRule, OfOverride, OfPause or OfTiers.
 	Of string
@@ -35,8 +35,8 @@ type Statement struct {
 	Tiers    *TierSet
 	// Err is why the program cannot read the row, which was written by hand or by a later version.
 	Err error
-	// Old is the statement about the same thing that this one replaced. Nil: there was none, or it had been removed or had
-	// ended. Only History sets it, and not for pauses, of which a key may have several.
+	// Old is the statement that this one replaced, or nil if there was none, or it had been removed or had ended. Only
+	// History sets it, and not for pauses, because a key may have several.
 	Old *Statement
 }
 
@@ -106,8 +106,8 @@ type statementText struct {
 	Error   string    `json:"error,omitempty"`
 }
 
-// MarshalJSON returns the statement as a JSON object. Its field says has the fields of a rules file, or null if the
-// thing was removed, and its field old those of Old, or is not there.
+// MarshalJSON returns the statement as a JSON object. Its field says has a rules file's fields, or null if the thing
+// was removed, and its field old those of Old, if there is one.
 func (s Statement) MarshalJSON() ([]byte, error) {
 	text := statementText{
 		Of: s.Of, Limit: s.Limit, Plan: s.Plan, Key: s.Key, Version: s.Version, Made: s.Made, From: s.From, Until: s.Until,

@@ -20,8 +20,8 @@ const defaultSchema = "ratelimit"
 type StoreConfig struct {
 	// Schema is the schema that migrations.Up made the tables in. Defaults to "ratelimit".
 	Schema string
-	// Lead is how long after it is made a change holds that does not say from when, so that every program has heard of it
-	// by then. Defaults to 2 seconds; below 0 there is none.
+	// Lead is how long after the call a change without a From takes effect, so that every program has been notified by
+	// then. Defaults to 2 seconds; below 0 there is none.
 	Lead time.Duration
 }
 
@@ -55,8 +55,8 @@ type Applied struct {
 	From time.Time
 }
 
-// NewStore returns a Store whose changes are transactions on pool. It makes no connection; that the tables are there
-// shows at the first call.
+// NewStore returns a Store whose changes are transactions on pool. It makes no connection, so if the tables are
+// missing, the first call fails.
 func NewStore(pool ratelimit.Pool, config StoreConfig) (*Store, error) {
 	if arg.IsNil(pool) {
 		return nil, fmt.Errorf("%w: the pool is nil; pass what pgxpool.New returned", ErrInvalidConfig)
@@ -76,10 +76,10 @@ func NewStore(pool ratelimit.Pool, config StoreConfig) (*Store, error) {
 	return &Store{pool: pool, lead: config.Lead, schema: config.Schema, sql: statementsFor(config.Schema)}, nil
 }
 
-// WithTx returns a Store whose changes are part of tx: they are made when it commits, and undone when it is rolled
-// back. From when they hold counts from the call, so commit soon, or say From. The call locks the version of the rules
-// until the transaction ends; every other change waits for it. A call that returns an error has changed nothing, and
-// leaves the transaction usable unless the server did not answer.
+// WithTx returns a Store whose changes are part of tx, so a rollback undoes them. The default From counts from the
+// call, so commit soon, or set From. The call locks the rules' version until the transaction ends, and every other
+// change waits for it. A call that returns an error has changed nothing, and leaves the transaction usable unless the
+// server didn't answer.
 func (s *Store) WithTx(tx pgx.Tx) *Store {
 	if s == nil {
 		return nil
@@ -115,8 +115,8 @@ func (s *Store) Put(ctx context.Context, edit Edit, rules ...Rule) (Applied, err
 	return s.Apply(ctx, edit, Changes{Put: rules})
 }
 
-// Delete takes a rule away: from then on the rule without a plan decides for those on the plan, and the definition in
-// the code where there is none. It returns ErrNotFound when there is no such rule.
+// Delete deletes a rule. From then on the rule without a plan decides for keys on the plan, or the definition in the
+// code if there is none. It returns ErrNotFound if there is no such rule.
 func (s *Store) Delete(ctx context.Context, edit Edit, limit, plan string) (Applied, error) {
 	return s.Apply(ctx, edit, Changes{Delete: []RuleID{{Limit: limit, Plan: plan}}})
 }
@@ -126,8 +126,7 @@ func (s *Store) Override(ctx context.Context, edit Edit, overrides ...Override) 
 	return s.Apply(ctx, edit, Changes{Override: overrides})
 }
 
-// RemoveOverride ends the override of a key, and cancels later ones. It returns ErrNotFound if there are
-// none.
+// RemoveOverride ends a key's override, and cancels later ones. It returns ErrNotFound if there are none.
 func (s *Store) RemoveOverride(ctx context.Context, edit Edit, limit, key string) (Applied, error) {
 	return s.Apply(ctx, edit, Changes{RemoveOverride: []Bucket{{Limit: limit, Key: key}}})
 }
@@ -137,8 +136,8 @@ func (s *Store) Pause(ctx context.Context, edit Edit, pauses ...Pause) (Applied,
 	return s.Apply(ctx, edit, Changes{Pause: pauses})
 }
 
-// Resume ends the pause of a key, or of the limit where key is empty, and cancels its later pauses. It
-// returns ErrNotFound when there is none.
+// Resume ends the pause of a key, or of the limit if key is empty, and cancels its later pauses. It returns ErrNotFound
+// if there are none.
 func (s *Store) Resume(ctx context.Context, edit Edit, limit, key string) (Applied, error) {
 	return s.Apply(ctx, edit, Changes{Resume: []Bucket{{Limit: limit, Key: key}}})
 }

@@ -25,13 +25,13 @@ type Tier struct {
 	// When has attributes and their values, which must all match: {"plan": "enterprise"}. "*" matches every value that is
 	// not empty, and "" matches a missing one. Defaults to nil: no condition.
 	When map[string]string
-	// CostSource is where the cost comes from: "fixed", "header:<name>" or "query:<name>". What a client states counts as
-	// it stands, so let a proxy of yours set the header. Defaults to "fixed".
+	// CostSource is where the cost comes from: "fixed", "header:<name>" or "query:<name>". A client's statement isn't
+	// verified, so let a proxy of yours set the header. Defaults to "fixed".
 	CostSource string
 	// FixedCost is the cost where CostSource is "fixed". Defaults to 1.
 	FixedCost float64
-	// DefaultCost is the cost of a request that states none, or none that is a number above 0. A stated cost below 1
-	// counts as 1, or as DefaultCost where that is smaller. Defaults to 1.
+	// DefaultCost is the cost of a request that states none, or no number above 0. A stated cost below 1 counts as 1, or
+	// as DefaultCost if that is smaller. Defaults to 1.
 	DefaultCost float64
 }
 
@@ -39,8 +39,7 @@ type Tier struct {
 type Match string
 
 const (
-	// MatchAll asks each limit: of several tiers that have the same limit, by the first that fits. It is what the empty
-	// Match means.
+	// MatchAll asks each limit, and of several tiers with the same limit only the first that fits. It's the default.
 	MatchAll Match = "all"
 	// MatchFirst asks one limit, by the first tier that fits.
 	MatchFirst Match = "first"
@@ -54,8 +53,8 @@ type TierSet struct {
 	Tiers []Tier `json:"tiers"`
 }
 
-// Attributes are what tiers know of a request. Take them from what your own code has verified: who may choose his user
-// may choose his bucket.
+// Attributes are what tiers know about a request. Take them from data that your own code has verified, because clients
+// that can choose their user can choose their bucket.
 type Attributes struct {
 	// User is the signed-in user. Patterns call it user.
 	User string
@@ -71,13 +70,13 @@ type Attributes struct {
 	// Route is the pattern of the route that matched, as http.Request.Pattern. It is never the path, which has many
 	// spellings. Patterns call it route.
 	Route string
-	// More has the attributes that a program declares besides, by their names. The attributes remote_address and
+	// More has the other attributes that a program declares, by name. The attributes remote_address and
 	// masked_remote_address, which Envoy sends, are addresses like Address.
 	More map[string]string
 }
 
-// ErrNoTier is returned by Requests when no tier fits. Nothing limits such a request, and the caller has to say whether
-// it passes. A last tier without Route and When fits every request.
+// ErrNoTier is returned by Requests if no tier fits. Nothing limits such a request, so the caller decides whether it
+// passes. A last tier without Route and When fits every request.
 var ErrNoTier = errors.New("rules: no tier fits the request")
 
 var (

@@ -12,11 +12,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
-// Site makes the requests to the limits for each request to a site, by the tiers that a [Set] has loaded. It is safe
-// for concurrent use, and uses new tiers as soon as the Set has loaded them.
+// Site turns each request to a site into requests to limits, by the tiers that a [Set] has loaded. It's safe for
+// concurrent use, and uses new tiers as soon as the Set has loaded them.
 //
-// If the loaded tiers name an unknown attribute or an unknown limit, the tiers before stay in effect, and the Set's
-// Observer receives the error. If there are none before, Requests returns an error.
+// If they name an unknown attribute or an unknown limit, the tiers before stay in effect, and the Set's Observer
+// receives the error. If there are none before, Requests returns an error.
 type Site struct {
 	set     *Set
 	config  SiteConfig
@@ -27,7 +27,7 @@ type Site struct {
 // SiteConfig is what a program knows of its tiers. Its zero value is ready for use.
 type SiteConfig struct {
 	// Limits are the limits that the program defines. Tiers can name these, and limits with a stored rule. If a limit
-	// is not defined and has rules for plans only, every other plan has the rule with the smallest capacity.
+	// isn't defined and has rules for plans only, every other plan gets the rule with the smallest capacity.
 	Limits []ratelimit.Limit
 	// Attributes are the names that Attributes.More has, such as "region" or "header:x-api-key".
 	Attributes []string
@@ -48,9 +48,9 @@ func (t *siteTiers) isFor(loaded *snapshot) bool {
 	return t.of == loaded && (t.until == maxInstant || loaded.clock() < t.until)
 }
 
-// NewSite returns a Site of what set loads. An error wraps ErrInvalidConfig or ErrInvalid. If the Set has loaded tiers
-// that cannot be used, and SiteConfig has none, NewSite returns the error, and no request fails later: call Set.Load
-// before.
+// NewSite returns a Site for the tiers that set loads. An error wraps ErrInvalidConfig or ErrInvalid. Call Set.Load
+// before: if the loaded tiers are invalid, and SiteConfig has none, NewSite returns the error, and no request fails
+// later.
 func NewSite(set *Set, config SiteConfig) (*Site, error) {
 	if set == nil {
 		return nil, fmt.Errorf("%w: the Set is nil; pass what NewSet returned", ErrInvalidConfig)
@@ -76,17 +76,17 @@ func NewSite(set *Set, config SiteConfig) (*Site, error) {
 	return s, nil
 }
 
-// Requests returns what to ask of the limits for a request: in one Take, which takes from all of them or from none.
-// The rules of a.Plan decide. stated returns what the request states for a CostSource, such as the values of the header
-// for "header:x-cost"; nil states nothing.
+// Requests returns the requests to the limits, for one Take, which takes from all of them or from none. The rules of
+// a.Plan decide. stated returns what the request states for a CostSource, such as the header's values for
+// "header:x-cost"; nil states nothing.
 //
-// Requests never share a bucket by mistake. If a tier that fits has a key, and the request lacks an attribute of it,
-// the error wraps ratelimit.ErrInvalidKey: for requests without that attribute make a tier whose When has it as "",
-// before or beside the tier whose When has it as "*". If a tier is for a route and the request has none, the error
-// wraps ratelimit.ErrInvalidRequest. If no tier fits it is ErrNoTier. No error holds an attribute's value.
+// Requests never share a bucket by mistake. If the request lacks an attribute in the key of a tier that fits, the error
+// wraps ratelimit.ErrInvalidKey: for requests without that attribute make a tier whose When has it as "", before or
+// beside the tier whose When has it as "*". If a tier is for a route and the request has none, the error wraps
+// ratelimit.ErrInvalidRequest. If no tier fits it's ErrNoTier. No error contains an attribute's value.
 //
-// Before the first load of the Set, and while the loaded tiers cannot be used, it returns an error, unless there are
-// earlier tiers or SiteConfig.Tiers.
+// Before the Set's first load, and while the loaded tiers are invalid, it returns an error, unless there are earlier
+// tiers or SiteConfig.Tiers.
 func (s *Site) Requests(a Attributes, stated func(source string) []string) ([]ratelimit.Request, error) {
 	if s == nil || s.set == nil {
 		return nil, fmt.Errorf("%w: the Site was not made by NewSite; use the one that NewSite returned", ErrInvalidConfig)

@@ -43,12 +43,12 @@ type Tx interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// WithTx returns a Limiter whose calls are part of tx, as [ratelimit.Limiter.WithTx] does for a transaction of pgx.
-// They commit and roll back with it, never retry, and use no other connection. The limiter may be one of New, or one on
-// a pool of pgx. After a lost conflict, [ratelimit.IsRetryable] is true for the error.
+// WithTx returns a Limiter whose calls are part of tx, as [ratelimit.Limiter.WithTx] does for pgx: they commit and roll
+// back with it, never retry, and use no other connection. The limiter may be one of New, or one on a pgx pool. After a
+// lost conflict, [ratelimit.IsRetryable] is true for the error.
 //
-// Do not make calls of the Limiter from several goroutines at once. A *sql.DB is no transaction: calls of a Limiter for
-// one return ratelimit.ErrInvalidConfig, and send nothing.
+// Don't call the Limiter on several goroutines at once. A *sql.DB isn't a transaction: calls on a Limiter for one
+// return ratelimit.ErrInvalidConfig, and send nothing.
 func WithTx(limiter *ratelimit.Limiter, tx Tx) *ratelimit.Limiter {
 	if arg.IsNil(tx) {
 		return limiter.WithTx(nil)
@@ -56,8 +56,8 @@ func WithTx(limiter *ratelimit.Limiter, tx Tx) *ratelimit.Limiter {
 	return limiter.WithTx(&callersTx{conn: conn{run: runnerOf(tx)}, of: tx})
 }
 
-// New returns a Limiter whose calls run on db, each in a transaction of its own, as ratelimit.New does on a pool of
-// pgx. It makes no connection.
+// New returns a Limiter whose calls run on db, each in a transaction of its own, as ratelimit.New does on a pgx pool.
+// It makes no connection.
 func New(db *sql.DB, config ratelimit.Config) (*ratelimit.Limiter, error) {
 	if db == nil {
 		return nil, fmt.Errorf("%w: the database is nil; pass what sql.Open returned", ratelimit.ErrInvalidConfig)
@@ -66,12 +66,12 @@ func New(db *sql.DB, config ratelimit.Config) (*ratelimit.Limiter, error) {
 }
 
 // InTx is [ratelimit.Limiter.InTx] with a *sql.Tx, for a limiter of New. It runs fn in a SERIALIZABLE transaction, and
-// again in a new one after a conflict at a statement or at COMMIT. So fn must return the errors of its statements.
-// limits has the calls of the limiter as part of tx.
+// again in a new one after a conflict at a statement or at COMMIT, so fn must return its statements' errors. limits
+// makes the limiter's calls as part of tx.
 //
 // An error of fn rolls back and is returned unchanged. Other errors are ratelimit.ErrContended,
-// ratelimit.ErrCommitUnknown or the error of the context. A COMMIT continues after ctx has ended. InTx detects SQL of
-// fn that ends the transaction with the driver of pgx only.
+// ratelimit.ErrCommitUnknown or the context's error. A COMMIT continues after ctx has ended. InTx detects SQL of fn
+// that ends the transaction only with pgx's driver.
 func InTx(ctx context.Context, limiter *ratelimit.Limiter, fn func(tx *sql.Tx, limits *ratelimit.Limiter) error) error {
 	if fn == nil {
 		return limiter.InTx(ctx, nil)

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Admission has the tokens that the limits took from a request in progress. It is safe for concurrent use, and stays
+// Admission has the tokens that the limits took from a request in progress. It's safe for concurrent use, and stays
 // usable after the handler has returned.
 type Admission struct {
 	middleware *middleware
@@ -43,12 +43,12 @@ func FromContext(ctx context.Context) (*Admission, bool) {
 	return a, ok
 }
 
-// Decision returns the decision of the innermost middleware. It is the zero Decision, with no States, if no limit
-// applied, or if the store failed and FailOpen is set.
+// Decision returns the innermost middleware's decision, or one without States if no limit applied, or if the store
+// failed and FailOpen is set.
 func (a *Admission) Decision() ratelimit.Decision { return a.lease.Decision }
 
-// State returns the state of limit at the decision on the request, by this middleware or one around it. It returns
-// false if no decision was about limit.
+// State returns the limit's state when the request was decided, by this middleware or one around it, and false if no
+// decision was about the limit.
 func (a *Admission) State(limit ratelimit.Limit) (ratelimit.State, bool) {
 	for ; a != nil; a = a.outer {
 		for _, s := range a.lease.States {
@@ -60,15 +60,13 @@ func (a *Admission) State(limit ratelimit.Limit) (ratelimit.State, bool) {
 	return ratelimit.State{}, false
 }
 
-// Settle charges the actual cost of the request to each of the limits. It returns the tokens that were taken beyond
-// actual, or takes the missing ones now, if necessary below zero. Each limit is settled once: another call changes
-// nothing. A limit that took nothing stays at nothing: it did not apply, the store failed, or it is off, or in shadow
-// mode and had too few tokens. Tokens of a window that has ended are not returned. Differences under a billionth of the
-// capacity are ignored.
+// Settle charges the request's actual cost to each of the limits: it returns surplus tokens, or takes the missing ones
+// now, below zero if necessary. Each limit is settled once, so another call changes nothing. A limit that took nothing
+// stays at nothing, because it didn't apply, the store failed, or it's off, or in shadow mode and had too few tokens.
+// Tokens of a window that has ended aren't returned. Differences under a billionth of the capacity are ignored.
 //
-// Settle continues when ctx is cancelled, for up to Config.DecisionTimeout. After an error the difference may be
-// charged or not, and another call may charge it twice. It returns ErrNoLimit for a limit that the middleware does not
-// have.
+// Settle continues for up to Config.DecisionTimeout if ctx is cancelled. After an error the difference may be charged
+// or not, and another call may charge it twice. It returns ErrNoLimit for a limit that the middleware doesn't have.
 func (a *Admission) Settle(ctx context.Context, actual float64, limits ...ratelimit.Limit) error {
 	if !(actual >= 0) || math.IsInf(actual, 1) {
 		return fmt.Errorf("httplimit: settle: %w: %v; a cost is a number from 0 up", ratelimit.ErrInvalidCost, actual)
@@ -83,8 +81,8 @@ func (a *Admission) Settle(ctx context.Context, actual float64, limits ...rateli
 	return a.settle(ctx, "settle", actual, func(c *charge) bool { return wanted[c.ask.limit.Name()] })
 }
 
-// Credit gives back everything that is not settled yet, as for a request that was answered from a cache. It
-// is Settle with 0 for each limit of this middleware and of those around it.
+// Credit returns everything that isn't settled yet, for example for a request that was answered from a cache. It's
+// Settle with 0 for each limit of this middleware and of those around it.
 func (a *Admission) Credit(ctx context.Context) error {
 	return a.settle(ctx, "credit", 0, func(*charge) bool { return true })
 }

@@ -9,19 +9,18 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/address"
 )
 
-// Source is where a client's address is read: [Peer], [XForwardedFor], [TrustedHeader], or a
-// function of your own. There is no default, because none is right: behind a proxy the peer is the proxy, and
-// without one the headers are the client's own words.
+// Source is where a client's address is read: [Peer], [XForwardedFor], [TrustedHeader], or a function of your own.
+// There is no default, because none is right: behind a proxy the peer is the proxy, and without one a client can write
+// any header.
 //
-// The sources of this package return IPv4 addresses as such, also when they come as ::ffff:192.0.2.1, and
-// IPv6 addresses without a zone. Their errors wrap ErrNoKey when there is no address and ErrBadKey when
-// there is garbage in its place.
+// This package's sources return IPv4 addresses as such, even from ::ffff:192.0.2.1, and IPv6 addresses without a zone.
+// Their errors wrap ErrNoKey if there is no address, and ErrBadKey if it's malformed.
 type Source func(r *http.Request) (netip.Addr, error)
 
 // Bits is how much of an address counts; addresses that have it in common are one client.
 type Bits struct {
-	// IPv6 is for IPv6 addresses. Defaults to 64, the least that a network has and any of its hosts may
-	// wander in; providers give customers 56 or 48. From 16 to 64: with more, one host has many buckets.
+	// IPv6 is the prefix length for IPv6 addresses, from 16 to 64, because with more, one host has many buckets. Defaults
+	// to 64, the smallest network, all of which one host can use; providers give customers 56 or 48.
 	IPv6 int
 	// IPv4 is for IPv4 addresses. Defaults to 32. From 8 to 32.
 	IPv4 int
@@ -47,10 +46,9 @@ func (b Bits) validate() error {
 	return nil
 }
 
-// ClientIP returns the Key of the client's address in source, cut to bits: "203.0.113.7", "2001:db8:0:7::/64". An
-// address of NAT64, in 64:ff9b::/96, counts as its IPv4 address, because all its clients share one /64. For a NAT64
-// with another prefix, return the IPv4 address from a Source of your own. It panics if source is nil or bits is out of
-// range.
+// ClientIP returns the Key that is the client's address in source, cut to bits: "203.0.113.7", "2001:db8:0:7::/64". A
+// NAT64 address, in 64:ff9b::/96, counts as its IPv4 address, because all its clients share one /64; for another
+// prefix, return the IPv4 address from a Source of your own. It panics if source is nil or bits is out of range.
 //
 // Put it in front of middleware that rewrites [http.Request.RemoteAddr].
 func ClientIP(source Source, bits Bits) Key {
@@ -78,9 +76,9 @@ func (b Bits) network(from netip.Addr) (string, error) {
 	return address.Network(from, b.IPv4, b.IPv6), nil
 }
 
-// Peer is the Source of a server that clients connect to directly: the other end of the connection. Behind a proxy that
-// is the proxy, and all its clients share a bucket. If a request has X-Forwarded-For or Forwarded, the middleware logs
-// that once.
+// Peer is the Source for a server that clients connect to directly: the other end of the connection. Behind a proxy
+// that is the proxy, so all its clients share a bucket, and if a request has X-Forwarded-For or Forwarded, the
+// middleware logs that once.
 func Peer(r *http.Request) (netip.Addr, error) {
 	peerIsKey(r)
 	return peer(r)
@@ -126,10 +124,9 @@ func XForwardedFor(proxies Proxies) Source {
 	}
 }
 
-// TrustedHeader returns the Source that reads the one address in the header called name, such as CF-Connecting-IP, if
-// the connection comes from trusted. Otherwise it ignores the header, and the peer is the client. The proxies must
-// overwrite the header: the request is refused if it has a second line or an invalid address (ErrBadKey), or is absent
-// (ErrNoKey).
+// TrustedHeader returns the Source that reads the one address in a header, such as CF-Connecting-IP, if the connection
+// comes from trusted. Otherwise it ignores the header, and the peer is the client. The proxies must overwrite the
+// header: the request is refused if it has a second line or an invalid address (ErrBadKey), or is absent (ErrNoKey).
 //
 // It panics if the name is empty, or if trusted is empty or trusts every address.
 func TrustedHeader(name string, trusted ...netip.Prefix) Source {

@@ -11,18 +11,18 @@ import (
 
 // Proxies are those between the clients and this server. Set one of the fields.
 type Proxies struct {
-	// Trusted are the proxies' addresses. Prefer it to Count: it cannot be off by one, and who goes around
-	// the proxies gains nothing. See [ParseProxies].
+	// Trusted are the proxies' addresses; see [ParseProxies]. Prefer it to Count, because it can't be off by one, and
+	// clients that bypass the proxies gain nothing.
 	Trusted []netip.Prefix
-	// Count is how many proxies every request passes, for when their addresses are not known: 1 for a load
-	// balancer alone, 2 for a CDN in front of it. Too low, and all clients are one, the outermost proxy;
-	// too high, and a client that sends the header itself picks its address. So look at it once: the key
-	// of a request that you send with a forged header must be your own address.
+	// Count is how many proxies every request passes, if you don't know their addresses: 1 for a load balancer alone, 2
+	// for a CDN in front of it. If it's too low, all clients share the outermost proxy's bucket, and if it's too high, a
+	// client that sends the header itself picks its address. So check it once: a request of yours with a forged header
+	// must get your own address as its key.
 	Count int
 }
 
-// ParseProxies returns the proxies at the addresses and prefixes in texts: "10.0.0.0/8", "2001:db8::1".
-// It returns an error that says which text is none, and when there is none at all.
+// ParseProxies returns the proxies at the addresses and prefixes in texts: "10.0.0.0/8", "2001:db8::1". The error names
+// the invalid text, and no text at all is an error, too.
 func ParseProxies(texts ...string) (Proxies, error) {
 	var proxies Proxies
 	for _, text := range texts {

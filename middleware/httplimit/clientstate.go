@@ -24,14 +24,14 @@ const (
 type ClientStateConfig struct {
 	// Limiter reads the buckets. Required.
 	Limiter *ratelimit.Limiter
-	// Key names the caller, and must be the Key of the limits. It must depend on verified data only, such as a session
-	// or a signed token: a caller that could choose it could read the state of others. Required.
+	// Key names the caller, and must be the limits' Key. It must depend on verified data only, such as a session or a
+	// signed token, because a caller that could choose it could read others' state. Required.
 	Key Key
 	// Plan names the caller's plan, and must be the Plan of the limits. A nil Plan means no plan.
 	Plan Key
-	// Limits are 1 to 64 limits with different names, each with the bucket of the caller's key. A limit with Shards
-	// above 1 is an error, because a page cannot compute its state. If plans have limits of different names, make a
-	// handler for each plan. Required.
+	// Limits are 1 to 64 limits with different names, each with the bucket of the caller's key. A limit with Shards above
+	// 1 is an error, because a page can't compute its state. If plans have limits with different names, make a handler for
+	// each plan. Required.
 	Limits []ratelimit.Limit
 	// Timeout bounds the time of reading. Defaults to 2 seconds.
 	Timeout time.Duration
@@ -90,24 +90,24 @@ func isSharded(limit ratelimit.Limit) bool {
 	return false
 }
 
-// NewClientState returns a handler that sends callers the state of their own limits. The JavaScript module of package
-// client computes from it, between two polls, the tokens left and the time to come back. It takes nothing: one SELECT
-// reads all limits at one instant.
+// NewClientState returns a handler that sends callers their own limits' state. Package client's JavaScript module
+// computes from it, between two polls, the tokens left and the time to come back. It takes nothing: one SELECT reads
+// all limits.
 //
-// It answers GET and HEAD with {"limits": [..]}, each as [ratelimit.Value.MarshalJSON] describes. The request cannot
-// choose the caller or the limits: Key returns the caller, and the configuration has the limits.
+// It answers GET and HEAD with {"limits": [..]}, each as [ratelimit.Value.MarshalJSON] describes. The request can't
+// choose the caller or the limits, because Key returns the caller, and the configuration has the limits.
 //
-// Each state has the policy that decides for the caller. If a rule of [ratelimit.Config.Policies] decides, it may
-// change from one poll to the next. A limit that is off, in shadow mode, paused or has Shards by such a rule is left
-// out, because a page could not compute its state; left_out has the names.
+// Each state has the policy that decides for the caller, which rules in [ratelimit.Config.Policies] may change between
+// two polls. A limit that a rule puts in shadow mode, pauses, turns off or gives Shards is left out, because a page
+// couldn't compute its state; left_out has the names.
 //
 //	403   Key returned ErrNoKey, ErrBadKey or "": the caller is not signed in, or its key is unusable
 //	405   another method
 //	503   the state could not be read, or Key failed otherwise; with Retry-After
 //
-// No answer may be stored, and other origins cannot read any: it sets no CORS header. Each poll is a query,
-// so put a limit by address before it where strangers can reach it. The error wraps ratelimit.ErrInvalidConfig
-// and says what to change.
+// No answer may be stored, and other origins can't read any, because it sets no CORS header. Each poll is a query, so
+// put a limit by address before it where strangers can reach it. The error wraps ratelimit.ErrInvalidConfig and says
+// what to change.
 func NewClientState(config ClientStateConfig) (http.Handler, error) {
 	config = config.withDefaults()
 	if err := config.validate(); err != nil {

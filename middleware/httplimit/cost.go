@@ -12,11 +12,11 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Cost returns the number of tokens that a request takes: [FixedCost], [StatedCost], or a [CostFunc].
+// Cost returns how many tokens a request takes: [FixedCost], [StatedCost], or a [CostFunc].
 //
-// A negative cost, NaN, and an error that wraps ErrInvalidCost are answered 400, other errors 503, also with FailOpen.
-// A cost above the limit's capacity is answered 413, without Retry-After. A cost of 0 takes nothing, and is refused
-// only while the bucket owes tokens.
+// A negative cost, NaN, and an error that wraps ErrInvalidCost are answered 400, and other errors 503, even with
+// FailOpen. A cost above the limit's capacity is answered 413, without Retry-After. A cost of 0 takes nothing, and is
+// refused only while the bucket is in debt.
 type Cost interface {
 	Of(r *http.Request) (float64, error)
 }
@@ -76,8 +76,8 @@ func (f CostFunc) validate() error {
 	return nil
 }
 
-// StatedCost is a cost that the request states in a header. Where the client states it, take
-// an estimate and settle the real cost (see [Admission.Settle]); or let only a proxy of yours set the header.
+// StatedCost is a cost that the request states in a header. If clients set it, it's an estimate, so settle the real
+// cost (see [Admission.Settle]); otherwise let only a proxy of yours set it.
 type StatedCost struct {
 	// Header is the name of the header, as "X-Tokens". Of several values the greatest counts.
 	Header string
@@ -85,8 +85,8 @@ type StatedCost struct {
 	Min float64
 	// Default is the cost of a request that states none, or something that is not a number. Defaults to Min.
 	Default float64
-	// Max is the most that counts. Defaults to no bound: a request that states more than the limit's capacity is
-	// answered 413.
+	// Max is the most that counts. Defaults to no bound: a request that states more than the limit's capacity is answered
+	// 413.
 	Max float64
 }
 

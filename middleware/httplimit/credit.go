@@ -27,12 +27,11 @@ type Credit func(status int) bool
 // StatusClientClosed is the status, for Credit only, of a request that failed after its client had disconnected.
 const StatusClientClosed = 499
 
-// CreditOn5xx returns the tokens of requests that the server failed. A client that can make the handler fail at will is
-// not limited.
+// CreditOn5xx returns a request's tokens if the server failed. A client that can make the handler fail isn't limited.
 func CreditOn5xx(status int) bool { return status >= 500 && status <= 599 }
 
-// CountOnlyFailures returns the tokens of requests that succeeded, with a status from 100 to 399, for example for a
-// limit on failed logins. Attempts in progress count, so that many at once gain nothing.
+// CountOnlyFailures returns a request's tokens if it succeeded, with a status from 100 to 399, for example for a limit
+// on failed logins. Requests in progress count, so sending many at once gains nothing.
 func CountOnlyFailures(status int) bool { return status >= 100 && status < 400 }
 
 // response is a request with the status of its response.

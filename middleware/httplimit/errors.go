@@ -6,7 +6,6 @@ var (
 	// ErrNoLimit is returned by [Admission.Settle] for a limit that the request's middleware does not have.
 	ErrNoLimit = errors.New("httplimit: the middleware does not have this limit")
 
-	// ErrInvalidCost is what a Cost returns for a request that states one which cannot be taken. The request
-	// is answered 400.
+	// ErrInvalidCost is what your Cost returns if a request states an invalid cost, which is answered 400.
 	ErrInvalidCost = errors.New("httplimit: invalid cost")
 )

@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// FromRules returns Config.Requests for a site whose limits are in tables. attributes returns the verified attributes
-// of a request. An error of it is answered like an error of a Key.
+// FromRules returns Config.Requests for a site whose limits are in tables. attributes returns a request's verified
+// attributes, and its errors are answered like a Key's.
 //
 //	site, err := rules.NewSite(set, rules.SiteConfig{})
 //	limited, err := httplimit.New(limiter, httplimit.Config{
@@ -21,8 +21,8 @@ import (
 //		}),
 //	})
 //
-// A request that lacks the attribute of a key is answered 400. A request that fits no tier is answered 503, because
-// [rules.ErrNoTier] is an error. To allow such requests, wrap the returned function and return nil for that error.
+// A request that lacks a key's attribute is answered 400, and one that fits no tier 503, because [rules.ErrNoTier] is
+// an error. To allow the latter, wrap the returned function and return nil for that error.
 //
 // The route is the pattern that the router has matched, so put the middleware around the handlers and not around the
 // mux. FromRules panics if an argument is nil.

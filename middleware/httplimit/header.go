@@ -25,43 +25,43 @@ import (
 // limits that are in shadow mode or off. A paused limit has nothing left until its pause ends.
 type Headers int
 
-// DraftHeaders is the newest draft that this package knows, and the default. A later version of the package may know a
-// newer draft: to keep the same fields, name their draft.
+// DraftHeaders is the newest draft that this package knows, and the default. A later version may know a newer one, so
+// to keep the same fields, name their draft.
 const DraftHeaders = Draft11Headers
 
 const (
-	// Draft11Headers are RateLimit-Policy and RateLimit as in draft-ietf-httpapi-ratelimit-headers-11. A refusal
-	// has the limits that refused in RateLimit, and all of them in RateLimit-Policy. A limit on concurrency counts
-	// concurrent-requests and has neither w nor t, as slots come back when they are given back; a calendar window
-	// has no w, as months differ.
+	// Draft11Headers are RateLimit-Policy and RateLimit as in draft-ietf-httpapi-ratelimit-headers-11. After a refusal,
+	// RateLimit has the limits that refused, and RateLimit-Policy has all. A limit on concurrency counts
+	// concurrent-requests and has neither w nor t, because slots return when they are released. A calendar window has no
+	// w, because months differ.
 	//
 	// In RateLimit, r is the number of whole tokens left, and t a number of seconds: a client that spreads r requests over
-	// the next t seconds is not refused by this limit. t is not the time until the limit is full. For a request of cost 1,
-	// t is
+	// the next t seconds isn't refused by this limit. t isn't the time until the limit is full. For a request of cost 1, t
+	// is
 	//
 	//	refused by any kind    the seconds until the request would be allowed, as in Retry-After
-	//	TokenBucket            the seconds in which r tokens arrive: 10 a minute and r=2 give t=12
+	//	TokenBucket            the seconds it takes to refill r tokens: 10 a minute and r=2 give t=12
 	//	FixedWindow, calendar  the seconds until the window ends
 	//	SlidingWindow          the seconds until more than r tokens are left
 	//
-	// So do not show t as a countdown to a reset, unless the limit is a window.
+	// So don't show t as a countdown to a reset, unless the limit is a window.
 	//
-	// r is never above q, the quota. A bucket can hold more if its capacity is above its rate, or if its window carries
-	// over unused tokens. This form cannot say so: then r is q, and t belongs to q. A client that paces by it is never
-	// refused. Draft06Headers, EpochHeaders, whose Limit is the capacity, and State.Remaining have the whole amount.
+	// r is never above q, the quota. If a bucket holds more, because its capacity is above its rate or its window carries
+	// over unused tokens, r is q, and t belongs to q, so a client that paces by it is never refused. Draft06Headers and
+	// EpochHeaders, whose Limit is the capacity, and State.Remaining have the whole amount.
 	Draft11Headers Headers = iota
-	// Draft06Headers are RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset, as in the drafts up to 06.
-	// Reset is seconds from now.
+	// Draft06Headers are RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset, as in the drafts up to 06. Reset is
+	// seconds from now.
 	Draft06Headers
-	// EpochHeaders are X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset. Reset is in seconds
-	// since 1970, on the database's clock.
+	// EpochHeaders are X-RateLimit-Limit, X-RateLimit-Remaining and X-RateLimit-Reset. Reset is seconds since 1970, on the
+	// database's clock.
 	EpochHeaders
 	// NoHeaders are none. The body of a refusal still says which limit it was, and its rate.
 	NoHeaders
 )
 
-// Set sets the fields of a decision, and replaces existing ones, for handlers without a middleware around them. Behind
-// a middleware use [Merge], which keeps its fields.
+// Set sets a decision's fields, and replaces existing ones, for handlers without a middleware around them. Behind a
+// middleware use [Merge], which keeps its fields.
 func (h Headers) Set(header http.Header, d ratelimit.Decision) {
 	h.set(header, tellable(d, func(int) string { return "" }), !d.Allowed)
 }

@@ -26,13 +26,13 @@ var (
 	ErrNoKey = errors.New("httplimit: the request has no key")
 
 	// ErrBadKey is returned by a Key if its input is malformed, or given twice with different values. The message says
-	// which, and has nothing of the value.
+	// which, without the value.
 	ErrBadKey = errors.New("httplimit: the request has a bad key")
 )
 
 // Of returns the key of r in its stored form: 1 to 256 bytes of UTF-8 without NUL. A longer key, or other text, is
-// replaced by its SHA-256 ("sha256:" and 43 characters), so that every value works and no two share a bucket. An empty
-// key is ErrNoKey.
+// replaced by its SHA-256 ("sha256:" and 43 characters), so every value works and no two share a bucket. An empty key
+// is ErrNoKey.
 func (k Key) Of(r *http.Request) (string, error) {
 	if k == nil {
 		return "", fmt.Errorf("%w: the Key is nil", ErrNoKey)
@@ -111,9 +111,8 @@ func Query(name string) Key {
 	return func(r *http.Request) (string, error) { return onlyValue("query value", name, r.URL.Query()[name]) }
 }
 
-// PathValue returns the Key of the wildcard called name in the pattern that matched, as
-// [http.Request.PathValue] has it. The limit must be inside the mux: before the mux has matched there are no
-// path values, and every request is ErrNoKey.
+// PathValue returns the Key that is a wildcard's value in the pattern that matched, as in [http.Request.PathValue]. Put
+// the limit inside the mux, because before the mux has matched, every request is ErrNoKey.
 func PathValue(name string) Key {
 	mustName("PathValue", name)
 	return func(r *http.Request) (string, error) {

@@ -10,9 +10,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Join returns the Key of all of keys together, as an account and an address: "ada|203.0.113.7". The parts are joined
-// as by [ratelimit.Join], so that keys that differ in any part differ as a whole. When a part is missing there is no
-// key. It panics when there are no keys, or a nil one.
+// Join returns the Key of all of keys together, such as an account and an address: "ada|203.0.113.7". It joins the
+// parts as [ratelimit.Join] does, so keys that differ in any part differ as a whole. If a part is missing there is no
+// key. It panics without keys, or with a nil one.
 func Join(keys ...Key) Key {
 	keys = mustKeys("Join", keys)
 	return func(r *http.Request) (string, error) {
@@ -28,12 +28,11 @@ func Join(keys ...Key) Key {
 	}
 }
 
-// FirstOf returns the Key of the first of keys that the request has, as the user when one is signed in and
-// else the address. It is preceded by which one it was ("0|ada", "1|203.0.113.7"), so that a user who calls
-// himself 203.0.113.7 does not get that address's bucket; changing the order of keys is thus a reset.
+// FirstOf returns the Key of the first of keys that the request has, such as the user if one is signed in and otherwise
+// the address. The key begins with which one it was ("0|ada", "1|203.0.113.7"), so a user called 203.0.113.7 doesn't
+// get that address's bucket. So if you change the order of keys, all buckets are new.
 //
-// Only ErrNoKey leads on to the next key; any other error is the answer. It panics when there are no keys, or
-// a nil one.
+// Only ErrNoKey leads on to the next key; any other error is the answer. It panics without keys, or with a nil one.
 func FirstOf(keys ...Key) Key {
 	keys = mustKeys("FirstOf", keys)
 	return func(r *http.Request) (string, error) {

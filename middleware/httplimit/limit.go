@@ -16,8 +16,8 @@ type Limit struct {
 	// Limit is the limit. Each Limit of a Config needs another one: requests may differ in cost and key. A request
 	// holds the slots of a [ratelimit.Concurrency] while its handler runs; its cost is their number.
 	Limit ratelimit.Limit
-	// Key returns the key of the bucket that pays. An error that wraps ErrNoKey or ErrBadKey is answered 400, any other
-	// 503, also with FailOpen: no request shares a bucket by mistake, and none passes without one.
+	// Key returns the key of the bucket that pays. An error that wraps ErrNoKey or ErrBadKey is answered 400, and any
+	// other 503, even with FailOpen, so that no request shares a bucket by mistake, and none passes without one.
 	Key Key
 	// Plan returns the caller's plan, which your own code has verified: see [ratelimit.Request.Plan]. ErrNoKey means no
 	// plan; other errors are answered as errors of Key. A nil Plan means no plan.
@@ -28,7 +28,7 @@ type Limit struct {
 	Cost Cost
 	// When reports whether the limit applies to a request, for example by the plan of its caller. Defaults to nil, always.
 	When func(r *http.Request) bool
-	// Credit reports, by the status of the response, whether the request gets its tokens back: see [CreditOn5xx] and
+	// Credit says by the response's status whether the request gets its tokens back: see [CreditOn5xx] and
 	// [CountOnlyFailures]. Slots are always released. A nil Credit means never.
 	Credit Credit
 	// Unit is the unit of the limit in header fields: lower-case letters, digits and hyphens, as in "tokens" or

@@ -8,10 +8,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Merge adds the fields of a decision of the handler to the response, in the forms of the middlewares around it, or as
-// DraftHeaders without a middleware. Of two limits with one name it keeps the tighter one, and in forms for one limit
-// only the tightest of all. For a refusal it sets Retry-After, unless a longer one is set. Call it before the header is
-// written.
+// Merge adds the fields of the handler's own decision to the response, in the forms of the middlewares around it, or as
+// DraftHeaders without one. If two limits have one name it keeps the tighter one, and in forms for one limit only the
+// tightest of all. For a refusal it sets Retry-After, unless a longer one is set. Call it before the header is written.
 //
 // r is the handler's request, whose context knows the middlewares. Without a middleware, a later decision replaces the
 // earlier one.

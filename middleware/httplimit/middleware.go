@@ -29,23 +29,21 @@ type Config struct {
 	Route string
 	// Headers is the form of the fields in responses. Defaults to DraftHeaders.
 	Headers Headers
-	// RetryJitter lengthens Retry-After by up to this share of the wait, 0.5 at most, so that clients that were refused
-	// together do not return together. The key decides the amount, or chance for requests with global limits only. 0
-	// disables it.
+	// RetryJitter lengthens Retry-After by up to this share of the wait, 0.5 at most, so that clients refused together
+	// don't return together. The key decides how much, or chance if all limits are global. Defaults to 0.
 	RetryJitter float64
 	// Skip reports whether a request passes without a decision. A nil Skip means that no request does.
 	Skip func(r *http.Request) bool
-	// FailOpen allows requests for which the database gave no decision. A client that can make the database slower than
-	// DecisionTimeout is then not limited. It does not allow invalid requests, requests whose deadline has passed,
-	// requests that failed because of many calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), or any request after
-	// Close of the limiter. Requests that it allows hold no slots. By default, the response to them is 503.
+	// FailOpen allows requests for which the database gave no decision, so a client that can make the database slower than
+	// DecisionTimeout isn't limited. It doesn't allow invalid requests, those whose deadline has passed, those that failed
+	// because of many calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), or any after Close of the limiter. Requests
+	// that it allows hold no slots. Defaults to false: they are answered 503.
 	FailOpen bool
-	// DecisionTimeout bounds the time of a decision, and of a credit or settlement after it. A decision that runs out
-	// of time may still take tokens. A response waits for a tenth of it at most until the slots of its request are
-	// free. Defaults to 1 second.
+	// DecisionTimeout limits a decision, and a credit or settlement after it. A decision that runs out of time may still
+	// take tokens. A response waits for at most a tenth of it until its request's slots are free. Defaults to 1 second.
 	DecisionTimeout time.Duration
-	// Refuse answers requests that are not allowed; all fields but Content-Type are set. The rest of the request's body
-	// can be read for half a second more. Defaults to refusal.ServeHTTP.
+	// Refuse answers requests that aren't allowed; all fields but Content-Type are set. The rest of the request's body can
+	// be read for half a second more. Defaults to refusal.ServeHTTP.
 	Refuse func(w http.ResponseWriter, r *http.Request, refusal Refusal)
 	// Logger gets a line when decisions or credits fail: for the first failure of a kind, then at growing intervals of up
 	// to a minute with the number of failures left out, and when decisions work again. Defaults to slog.Default().

@@ -18,19 +18,18 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Refusal is the answer to a request that is not allowed. It is an http.Handler, which Config.Refuse may change and
-// call.
+// Refusal is the answer to a request that isn't allowed: an http.Handler, which Config.Refuse may change and call.
 type Refusal struct {
 	// Result is the reason, as in [event.Answered]: "refused", "bad_key", "bad_cost", "too_costly", "failed_closed" or
 	// "cancelled".
 	Result string
 	// Status is the status: 429 for "refused", 400 for "bad_key" and "bad_cost", 413 for "too_costly", and 503 otherwise.
 	Status int
-	// RetryAfter is the wait in seconds, rounded up, and 0 if waiting does not help. The body has it in milliseconds
-	// too, as retry_after_ms.
+	// RetryAfter is the wait in seconds, rounded up, or 0 if waiting doesn't help. The body also has it in milliseconds,
+	// as retry_after_ms.
 	RetryAfter int64
-	// Reason is the value of the RateLimit-Reason field: a word for machines. Neither Reason nor Detail says why a
-	// limit is paused; State.PauseReason of the Decision does.
+	// Reason is the value of the RateLimit-Reason field: a word for machines. Neither Reason nor Detail says why a limit
+	// is paused, but State.PauseReason of the Decision does.
 	Reason string
 	// Type, Title and Detail are the fields of the problem (RFC 9457). They have no key.
 	Type, Title, Detail string
@@ -54,8 +53,8 @@ const problemTypes = "https://iana.org/assignments/http-problem-types#"
 // retryFailure is how many seconds a client waits that could not be decided on.
 const retryFailure = 1
 
-// NewRefusal returns the answer to a decision that refuses, for handlers that call the core themselves and answer in a
-// way of their own. [Respond] answers by an error.
+// NewRefusal returns the answer to a decision that refuses, for handlers that take tokens and answer in their own way.
+// [Respond] answers by an error.
 func NewRefusal(d ratelimit.Decision) Refusal { return newRefusal(d, d.RetryAfter) }
 
 // newRefusal is NewRefusal with a wait that may be longer than the decision's.
@@ -142,8 +141,8 @@ func (f Refusal) SetFields(header http.Header) {
 	}
 }
 
-// ServeHTTP sends the refusal: as text to clients that accept text and do not name JSON, such as browsers, and as
-// problem+json to others. A HEAD request gets no body.
+// ServeHTTP sends the refusal: as text to clients that accept text and don't name JSON, such as browsers, and otherwise
+// as problem+json. A HEAD request gets no body.
 func (f Refusal) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	contentType, body := "text/plain; charset=utf-8", []byte(f.Title+"\n"+f.Detail+"\n")
 	accepted := strings.ToLower(strings.Join(r.Header.Values("Accept"), ","))

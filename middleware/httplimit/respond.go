@@ -10,33 +10,37 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
-// Respond answers a request for which a call on limits returned err, as the middleware does, and reports whether it
-// did. Use it in handlers that take tokens by themselves, for example in the transaction of their writes.
+// Respond answers a request as the middleware does, if err says so, and reports whether it did. Use it in handlers that
+// take tokens themselves, for example in the transaction of their writes.
 //
-//		err := limiter.InTx(r.Context(), func(tx pgx.Tx) error {
-//			if err := limiter.WithTx(tx).Require(r.Context(), Messages.For(author)); err != nil {
-//				return err
-//			}
-//			return insert(r.Context(), tx, author, text)
-//		})
-//		if httplimit.Respond(w, r, err) {
-//			return
+//	err := limiter.InTx(r.Context(), func(tx pgx.Tx) error {
+//		if err := limiter.WithTx(tx).Require(r.Context(), Messages.For(author)); err != nil {
+//			return err
 //		}
-//		if err != nil {
-//			http.Error(w, "the message was not sent", http.StatusInternalServerError)
-//			return
-//		}
+//		return insert(r.Context(), tx, author, text)
+//	})
+//	if httplimit.Respond(w, r, err) {
+//		return
+//	}
+//	if err != nil {
+//		http.Error(w, "the message was not sent", http.StatusInternalServerError)
+//		return
+//	}
 //
-//	  - A refusal, a *[ratelimit.LimitedError] from Require, Decision.Err or Hold, is answered 429, with its fields beside the
-//	    fields of the middlewares around the handler (see [Merge]), and the longest Retry-After. No error beside it counts.
-//	  - A failure for which [ratelimit.IsUndecided] is true is answered 503 with Retry-After, also with FailOpen. So is an error
-//	    of a context, if the context of the request has ended.
-//	  - An invalid key or cost is answered 400, and a cost above the limit's capacity 413. No failure beside it counts.
+// The answers:
 //
-// Don't call it once the response has begun: the answer would be added to the body. It does not answer nil and other
-// errors: errors of your own code from InTx, errors about the ID of a reservation, and ratelimit.ErrCommitUnknown, also
-// beside a failure: the work may be done. It uses Config.Refuse and RetryJitter of the middleware around the handler.
-// It logs failures to Config.Logger of that middleware, as it logs its own, or to slog.Default.
+//   - 429: a refusal, a *[ratelimit.LimitedError] from Require, Decision.Err or Hold, whatever other errors are joined
+//     to it. Its fields are merged with those of the middlewares around the handler (see [Merge]), with the longest
+//     Retry-After.
+//   - 503 with Retry-After, even with FailOpen: a failure for which [ratelimit.IsUndecided] is true, and a context's
+//     error if the request's context has ended.
+//   - 400 for an invalid key or cost, and 413 for a cost above the limit's capacity, whatever failures are joined to
+//     it.
+//
+// Don't call it once the response has begun, because the answer would be added to the body. It doesn't answer nil and
+// other errors: your own code's from InTx, errors about a reservation's ID, and ratelimit.ErrCommitUnknown, even joined
+// to a failure, because the work may be done. It uses the surrounding middleware's Config.Refuse and RetryJitter, and
+// its Config.Logger for failures, or slog.Default.
 func Respond(w http.ResponseWriter, r *http.Request, err error) (answered bool) {
 	config := Config{}.withDefaults()
 	admission, around := FromContext(r.Context())

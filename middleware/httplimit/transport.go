@@ -11,30 +11,28 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
-// Transport is an http.RoundTripper for programs that call an upstream. It reports the responses of the upstream to
-// package adaptive, so that all processes together slow down when the upstream throttles, and pause for as long as its
-// Retry-After asks.
+// Transport is an http.RoundTripper for programs that call an upstream. It reports the upstream's responses to package
+// adaptive, so that all processes together slow down when the upstream throttles, and pause for its Retry-After.
 //
 //	client := &http.Client{Transport: &httplimit.Transport{
 //		Limiter: limiter, Upstreams: upstreams, Take: true,
 //		Request: func(*http.Request) (ratelimit.Request, bool) { return Upstream.For(account), true },
 //	}}
 //
-// Outcome decides which responses throttle, by default [OutcomeOf]. A request without a response is not reported, and a
-// limit that isn't one of the Upstreams' limits isn't either. The Transport does not read bodies, change responses, or
-// send a request again.
+// Outcome decides which responses throttle, by default [OutcomeOf]. It reports neither a request without a response nor
+// a limit that isn't one of the Upstreams' limits. The Transport doesn't read bodies, change responses, or send a
+// request again.
 type Transport struct {
 	// Limiter decides about the requests. A nil Limiter only passes requests on.
 	Limiter *ratelimit.Limiter
 	// Upstreams receives the reports: the Policies of the Limiter. If it is nil, nothing is reported.
 	Upstreams *adaptive.Policies
-	// Request returns the limit and the cost of a request, and false if it has none: then the request is neither
-	// charged nor reported. It may be called on many goroutines at once, and must not change the request. A nil Request
-	// means none.
+	// Request returns a request's limit and cost, or false if it has none, and is then neither charged nor reported. It
+	// may be called on many goroutines at once, and must not change the request. A nil Request means none.
 	Request func(*http.Request) (ratelimit.Request, bool)
-	// Take takes from the limit before it sends a request. If the limit refuses, the request is not sent, and the error
-	// is a *ratelimit.LimitedError with the wait. If the call fails, the request is not sent either. By default the
-	// program takes by itself, for example in a transaction or by a reservation.
+	// Take takes from the limit before it sends a request. If the limit refuses or the call fails, the request isn't sent;
+	// a refusal is a *ratelimit.LimitedError with the wait. Defaults to false: the program takes by itself, for example in
+	// a transaction or by a reservation.
 	Take bool
 	// Outcome returns what a response says, for an upstream with signs of its own. It must not read the body, and may call
 	// OutcomeOf for other responses. Defaults to OutcomeOf.
@@ -105,14 +103,14 @@ func (t *Transport) report(r *http.Request, request ratelimit.Request, response 
 // statusOverloaded is the status of Anthropic's API for an overload.
 const statusOverloaded = 529
 
-// OutcomeOf returns what a response says by its status and fields. Throttled are
+// OutcomeOf returns the outcome that a response's status and fields show. Throttled are
 //
 //	429            always
 //	503            with a Retry-After
 //	529            always, as Anthropic's API answers when it is overloaded
 //	403            with a Retry-After, or with X-RateLimit-Remaining: 0, as GitHub's API answers
 //
-// The wait is Retry-After, in seconds, also 1.5, or as a date. Without it, it is the longest t of the field RateLimit,
+// The wait is Retry-After, in seconds (1.5, too) or as a date. Without it, it's the longest t of the field RateLimit,
 // which [DraftHeaders] has, or the time until X-RateLimit-Reset if X-RateLimit-Remaining is 0.
 func OutcomeOf(response *http.Response) adaptive.Outcome {
 	header, now := response.Header, time.Now()

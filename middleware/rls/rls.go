@@ -43,9 +43,9 @@ var ErrInvalidConfig = errors.New("rls: invalid configuration")
 type Domain struct {
 	// Site selects the limits of a descriptor. It is required.
 	Site *rules.Site
-	// Charge takes the hits of every call, even if the limits have fewer tokens. Later calls then wait until the owed
-	// tokens are repaid. It is for hits that are known after the work, which Envoy sends with apply_on_stream_done. Give
-	// them a domain of their own, because a call does not say when it was sent.
+	// Charge takes every call's hits, even if the limits have fewer tokens, and later calls wait until the debt is repaid.
+	// Use it for hits that are known after the work, which Envoy sends with apply_on_stream_done. Give them a domain of
+	// their own, because a call doesn't say when it was sent.
 	Charge bool
 }
 

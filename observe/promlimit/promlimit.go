@@ -22,11 +22,11 @@ var ErrInvalidConfig = errors.New("promlimit: invalid configuration")
 
 const defaultMaxNames = 500
 
-// Config is how an Observer counts. The zero Config is ready for use. A prefix and labels of the
-// application's own come from prometheus.WrapRegistererWith.
+// Config configures an Observer. The zero Config is ready for use. For a prefix and labels of your own, use
+// prometheus.WrapRegistererWith.
 type Config struct {
-	// MaxNames bounds the values of the labels limit, rule and route: limits first seen when there are that many share the
-	// value "<other>". It matters if names come from outside the program. Defaults to 500.
+	// MaxNames limits the values of the labels limit, rule and route; those seen later share the value "<other>". It
+	// matters if names come from outside the program. Defaults to 500.
 	MaxNames int
 }
 

@@ -47,9 +47,8 @@ const (
 	usPerMinute = int64(time.Minute / time.Microsecond)
 )
 
-// Counter counts refusals. It is safe for concurrent use. Make one for a process.
-//
-// It keeps the counts of at most five minutes in memory: about 5 MB for each if it writes keys.
+// Counter counts refusals. It's safe for concurrent use. Make one per process. It keeps at most five minutes' counts in
+// memory: about 5 MB for each if it writes keys.
 type Counter struct {
 	pool    *pgxpool.Pool
 	config  Config
@@ -99,11 +98,9 @@ func schemaOf(name string) (string, error) {
 	return name, nil
 }
 
-// Refused counts a refusal in the minute of its decision. Pass it as [ratelimit.Config.Refused]. It waits for no
-// database and cannot fail. It counts refusals of limits in shadow separately.
-//
-// A minute has up to 1,000 pairs of a limit and a route. Further routes, and then further limits, are counted under the
-// name *.
+// Refused counts a refusal in its decision's minute. Pass it as [ratelimit.Config.Refused]. It doesn't wait for the
+// database and can't fail. Refusals of limits in shadow are counted separately. A minute has up to 1,000 pairs of a
+// limit and a route; further routes, and then further limits, count as *.
 func (c *Counter) Refused(_ context.Context, refusal ratelimit.Refusal) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,8 +111,8 @@ func (c *Counter) Refused(_ context.Context, refusal ratelimit.Refusal) {
 	}
 }
 
-// Observe counts the requests that each limit of an allowed Take, Reserve or Acquire has allowed. It does not count
-// limits that are off, and refusals in shadow. Pass the Counter as [ratelimit.Config.Observer], with others by
+// Observe counts the requests that each limit has allowed, in an allowed Take, Reserve or Acquire, but not limits that
+// are off, or refusals in shadow. Pass the Counter as [ratelimit.Config.Observer], with others by
 // [ratelimit.Observers]. Without it, pages show no allowed requests.
 func (c *Counter) Observe(_ context.Context, e event.Event) {
 	d, ok := e.(ratelimit.Decided)
@@ -156,8 +153,8 @@ func startOf(at time.Time) int64 {
 	return us - ((us%usPerMinute)+usPerMinute)%usPerMinute
 }
 
-// Dropped returns how many refusals may be missing in the table. A refusal is dropped if its minute could not be
-// written for five minutes, or if an error leaves open whether it was written.
+// Dropped returns how many refusals may be missing in the table, because their minute couldn't be written for five
+// minutes, or because an error leaves open whether it was.
 func (c *Counter) Dropped() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

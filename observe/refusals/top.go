@@ -82,8 +82,8 @@ type DB interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// Top returns the sums with the most refusals, the largest first. It reads all rows of the selected minutes, so it does
-// not count refusals that are not written yet. schema is the schema of the table; "" is "ratelimit". The error wraps
+// Top returns the sums with the most refusals, the largest first. It reads all rows of the selected minutes, so it
+// doesn't count refusals that aren't written yet. schema is the table's schema; "" is "ratelimit". The error wraps
 // ratelimit.ErrInvalidConfig if schema is invalid, and ratelimit.ErrInvalidRequest if config is invalid.
 func Top(ctx context.Context, db DB, schema string, config TopConfig) ([]Sum, error) {
 	if err := checkContext(ctx, "top"); err != nil {
@@ -148,9 +148,9 @@ func checkHidden(ctx context.Context, db DB, schema string) error {
 // pruneRows is how many rows a statement deletes at most.
 const pruneRows = 10_000
 
-// Prune deletes the rows of minutes that began before an instant, the oldest first, and returns how many it deleted. It
-// works in small transactions and skips rows that another process is deleting. If it returns an error, the rows deleted
-// so far stay deleted. Call it every hour or day.
+// Prune deletes the rows of minutes that began before a time, the oldest first, and returns how many. It works in small
+// transactions and skips rows that another process is deleting. After an error, the rows deleted so far stay deleted.
+// Call it every hour or day.
 func (c *Counter) Prune(ctx context.Context, before time.Time) (deleted int64, err error) {
 	if err := checkContext(ctx, "prune"); err != nil {
 		return 0, err

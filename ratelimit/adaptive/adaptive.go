@@ -43,40 +43,39 @@ type Limit struct {
 	// Limit is the definition in the code. Its policy is the contract, unless Config.Policies has another one.
 	//
 	// A share applies to the rate of a TokenBucket or a FixedWindow. Their Capacity stays, so every cost that the contract
-	// allows remains possible, and a bucket that was left alone allows a burst of it. If the upstream minds bursts, give
-	// the contract a small Capacity. The rate of any other kind is its capacity, so it stays as it is. Its share is only
-	// reported, but a Retry-After pauses it.
+	// allows remains possible, and an idle bucket allows a burst of it: if the upstream minds, give the contract a small
+	// Capacity. Any other kind's rate is its capacity, so it stays, and its share is only reported, but a Retry-After
+	// pauses it.
 	Limit ratelimit.Limit
-	// Floor is the smallest share of the contract that is allowed, from 0.001 to 1. It keeps some requests coming, which
-	// show when the upstream has recovered. Defaults to 0.1.
+	// Floor is the smallest share of the contract, from 0.001 to 1, which keeps some requests coming to show when the
+	// upstream has recovered. Defaults to 0.1.
 	Floor float64
-	// Growth is the share of the contract that is regained each second without throttling, from 0.001 to 1. Defaults to
-	// 0.04.
+	// Growth is the share of the contract that a second without throttling regains, from 0.001 to 1. Defaults to 0.04.
 	Growth float64
-	// Epoch is the time over which outcomes are collected before the share changes: from 100ms to an hour. Set it to at
-	// least twice the response time of the upstream. Defaults to 2s.
+	// Epoch is how long outcomes are collected before the share changes: from 100ms to an hour, and at least twice the
+	// upstream's response time. Defaults to 2s.
 	//
 	// An epoch with fewer than ten outcomes is extended to at most ten times its length. With Apply, an epoch ends after a
 	// quarter of its time if more than a fifth was throttled, unless the epoch before ended in a cut. If the database's
 	// clock steps back by more than a minute, the epoch begins again.
 	Epoch time.Duration
-	// Apply holds requests to the share, and pauses the key when the upstream asks for it. Without Apply, the share is
-	// computed and reported, but requests follow the contract. Begin without it to see its effect.
+	// Apply holds requests to the share, and pauses the key when the upstream asks for it. Begin without it to see its
+	// effect: the share is then computed and reported, but requests follow the contract.
 	Apply bool
 }
 
 // Config holds the settings of Policies.
 type Config struct {
-	// Limits are the limits that adapt, each name once. Other limits keep their policies. All programs should have the
-	// same numbers for a name. If they differ, as in a rolling deployment, they use one share of their own contracts, down
-	// to their own Floor.
+	// Limits are the limits that adapt, each name once. Other limits keep their policies. Give all programs the same
+	// numbers for a name. If they differ, as in a rolling deployment, they use one share of their own contracts, down to
+	// their own Floor.
 	Limits []Limit
 	// Policies supplies the contracts, for example a *rules.Set. Defaults to nil: the definitions in the code.
 	Policies ratelimit.Policies
 	// Schema is the schema of the tables that migrations.Up made. Defaults to "ratelimit".
 	Schema string
-	// Local shares nothing with other processes and needs no pool: for tests, and for programs that run once. It computes
-	// the share in the call of Report that ends an epoch. Defaults to false.
+	// Local shares nothing with other processes and needs no pool, for tests and for programs that run once. The Report
+	// that ends an epoch computes the share. Defaults to false.
 	Local bool
 	// Observer receives an [event.ShareChanged] for each new share, and an [event.Failed] with the verb "report" for
 	// each exchange that failed. Its panics are recovered. Defaults to nil: no events.
@@ -95,12 +94,12 @@ const (
 	defaultSchema = "ratelimit"
 )
 
-// Policies are [ratelimit.Policies] whose limits follow their upstreams. They are safe for concurrent use. Make one for
-// a process.
+// Policies are [ratelimit.Policies] whose limits follow their upstreams. They are safe for concurrent use. Make one per
+// process.
 //
-// A process uses the contract until it has read a share. It reads the share after its first call for a key, and then
-// once an epoch, beside the calls. If it cannot, the last share that it read stays in effect. It keeps the shares of
-// 10,000 keys; the contract is in effect for others.
+// A process uses the contract until it has read a share, which it does after its first call for a key, and then once an
+// epoch, beside the calls. If it can't, the share that it read last stays in effect. It keeps the shares of 10,000
+// keys, and uses the contract for others.
 type Policies struct {
 	config Config
 	limits map[string]*Limit // by name, with defaults
@@ -120,8 +119,8 @@ var _ ratelimit.Policies = (*Policies)(nil)
 
 var validSchema = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
 
-// New returns Policies that share their knowledge over pool. It sends nothing. Errors wrap ratelimit.ErrInvalidConfig
-// and say what to change.
+// New returns Policies that share what they learn through pool. It sends nothing. Errors wrap
+// ratelimit.ErrInvalidConfig and say what to change.
 func New(pool *pgxpool.Pool, config Config) (*Policies, error) {
 	p := &Policies{config: config, limits: make(map[string]*Limit, len(config.Limits)), of: make(map[bucket]*upstream)}
 	invalid := func(format string, args ...any) (*Policies, error) {
@@ -179,8 +178,7 @@ func (l *Limit) check() error {
 	return nil
 }
 
-// RulingFor returns the ruling of Config.Policies at the share of the key, and with the pause that its upstream asked
-// for.
+// RulingFor returns the ruling of Config.Policies at the key's share, with the pause that its upstream asked for.
 func (p *Policies) RulingFor(limit ratelimit.Limit, plan, key string) *ratelimit.Ruling {
 	c := p.contractOf(limit, plan, key)
 	of := p.limits[limit.Name()]
@@ -228,7 +226,7 @@ func (p *Policies) Ahead() time.Duration {
 	return 0
 }
 
-// Close prevents further exchanges with the database, and waits until a running one or ctx has ended. You need not call
+// Close prevents further exchanges with the database, and waits until a running one or ctx has ended. You needn't call
 // it.
 func (p *Policies) Close(ctx context.Context) error {
 	p.state.Lock()

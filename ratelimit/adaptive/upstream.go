@@ -49,22 +49,21 @@ type upstream struct {
 type Outcome struct {
 	// Throttled reports whether the upstream refused the request because there were too many, as with the HTTP status 429.
 	Throttled bool
-	// RetryAfter is the time for which the upstream wants no requests, as in its Retry-After header; 0 if it sent none. If
-	// the limit has Apply, the key is paused for that time in all processes. More than a day counts as a day.
+	// RetryAfter is how long the upstream wants no requests, as in its Retry-After header, or 0. If the limit has Apply,
+	// the key is paused that long in all processes. More than a day counts as a day.
 	RetryAfter time.Duration
 }
 
-// Report reports the outcome of a request to the upstream of a limit of Config.Limits. The outcome is weighted by the
-// cost of the request. Report each request once, including accepted ones, but not requests that the limit refused.
-// limiter is the one that decided about the request; it knows how the key is stored.
+// Report reports the outcome of a request, weighted by its cost, to the upstream of one of Config.Limits. Report each
+// request once, including accepted ones, but not requests that the limit refused. limiter is the one that decided about
+// the request, because it knows how the key is stored.
 //
-// It returns at once. Outcomes are counted in memory, and written to the database four times an epoch, beside the
-// calls. If a write failed, the Observer receives an [event.Failed], and its outcomes are written next time, unless
-// they may have been written. If a process dies, its unwritten outcomes are lost. Outcomes count even if the
-// transaction of the call rolls back. While another transaction holds the row of a key, the outcomes of that key stay
-// in memory.
+// It returns immediately: outcomes are counted in memory, even if the call's transaction rolls back, and written four
+// times an epoch, beside the calls. If a write failed, the Observer receives an [event.Failed], and its outcomes are
+// written next time, unless they may have been written. While another transaction holds a key's row, the key's outcomes
+// stay in memory. If a process dies, its unwritten outcomes are lost.
 //
-// It returns ratelimit.ErrInvalidRequest for a limit that is not in Config.Limits and for a RetryAfter below 0, and the
+// It returns ratelimit.ErrInvalidRequest for a limit that isn't in Config.Limits and for a RetryAfter below 0, and the
 // errors of [ratelimit.Limiter.StoredKey] and of an invalid cost.
 func (p *Policies) Report(limiter *ratelimit.Limiter, request ratelimit.Request, o Outcome) error {
 	limit, cost := request.Limit(), request.Tokens()

@@ -44,12 +44,12 @@ type LeaseChanged struct {
 	Pending bool
 }
 
-// Failed is a call that returned an error which is not the fault of its caller. The request was neither allowed nor
-// refused. errors.Is(Err, ratelimit.ErrContended) distinguishes contention from a database that does not work.
+// Failed is a call that returned an error its caller can't be blamed for. The request was neither allowed nor refused.
+// errors.Is(Err, ratelimit.ErrContended) tells contention from a database that doesn't work.
 //
-// It includes calls whose context ended before the answer. For errors.Is(Err, context.Canceled) the caller left, and
-// Elapsed is how long it had waited. If it is long, the database stalls or a row is held. Sleeping for a turn in
-// take.Wait, or for a slot in package waitlist, is no such wait.
+// It includes calls whose context ended before the answer. If errors.Is(Err, context.Canceled), the caller left, and
+// Elapsed is how long it had waited; if that's long, the database stalls or a row is held. Sleeping for a turn in
+// take.Wait, or for a slot in package waitlist, isn't such a wait.
 type Failed struct {
 	// Verb is the call in lower case, with underscores between words: "take", "charge_until". It is "transaction" for
 	// InTx.
@@ -63,8 +63,8 @@ type Failed struct {
 	Elapsed time.Duration
 }
 
-// Transacted is a transaction of InTx that committed, or that fn rolled back by returning an error. It is reported
-// after the events of its calls. A transaction that failed is a Failed.
+// Transacted is a transaction of InTx that committed, or that fn rolled back by returning an error. It comes after the
+// events of its calls. A transaction that failed is a Failed.
 type Transacted struct {
 	// Committed reports whether it committed.
 	Committed bool
@@ -108,17 +108,17 @@ type Pruned struct {
 	Elapsed time.Duration
 }
 
-// ClockRepaired is a bucket that refused a call because a wrong clock had written a ts in the future. The bucket now
+// ClockRepaired is a bucket that refused a call because a wrong clock had written a ts in the future. From now on it
 // counts from the present.
 type ClockRepaired struct {
 	// Limit is the name of the bucket's limit.
 	Limit string
 }
 
-// PolicyConflict is a limit name that a Limiter has used with two policies. They share the buckets of the name, and the
-// latest call decides the capacity. This is usually a mistake: one name for two limits. To give one name several
-// policies, such as plans, use rules in [ratelimit.Config.Policies]. It is reported once for each name, also if the
-// call fails. Without an Observer, it is a warning of slog's default logger.
+// PolicyConflict is a limit name that a Limiter has used with two policies. They share the name's buckets, and the
+// latest call decides the capacity, so it's usually a mistake: one name for two limits. If a name should have several
+// policies, such as plans, use rules in [ratelimit.Config.Policies]. It's reported once for each name, even if the call
+// fails, and without an Observer as a warning to slog's default logger.
 type PolicyConflict struct {
 	// Limit is the name.
 	Limit string
@@ -126,10 +126,10 @@ type PolicyConflict struct {
 	Before, Policy fmt.Stringer
 }
 
-// PlanWithoutRule is a request whose plan has no stored rule, although other plans of the limit have one. Usually the
-// program forgot or misspelled [ratelimit.Request.Plan]. The request was decided by the rule without a plan, or else by
-// the definition in the code, and its bucket was cut down to that capacity. Package rules reports each limit and plan
-// once, up to 16 plans of a limit.
+// PlanWithoutRule is a request whose plan has no stored rule, although other plans of the limit have one, usually
+// because the program forgot or misspelled [ratelimit.Request.Plan]. The rule without a plan decided, or else the
+// definition in the code, and the bucket was cut down to that capacity. Package rules reports each limit and plan once,
+// up to 16 plans of a limit.
 type PlanWithoutRule struct {
 	// Limit is the name of the limit.
 	Limit string
@@ -137,8 +137,8 @@ type PlanWithoutRule struct {
 	Plan string
 }
 
-// Answered is the answer of a guard in front of a handler to a request, for example of package httplimit. The decisions
-// of its limits are reported, too.
+// Answered is a guard's answer to a request, for example package httplimit's in front of a handler. The decisions of
+// its limits are also reported, as a [ratelimit.Decided] or a [Failed].
 type Answered struct {
 	// Route is the program's name for the guarded handler. It can be empty.
 	Route string
@@ -166,8 +166,8 @@ type RulesLoaded struct {
 	Rules, Overrides int
 	// Elapsed is the duration of the load.
 	Elapsed time.Duration
-	// Late is the time between the latest change taking effect and this process learning of it. Meanwhile the process used
-	// the previous rules. 0 means in time.
+	// Late is how long the latest change had been in effect before this process learned of it, and used the previous
+	// rules. 0 means in time.
 	Late time.Duration
 	// Err is why the load failed, or, if Kept is above 0, why some rows could not be read.
 	Err error
@@ -181,7 +181,7 @@ type RulesChecked struct {
 	Version int64
 }
 
-// ShareChanged is a new share of its contract that package adaptive allows a key of a limit. Each process that uses the
+// ShareChanged is a new share of its contract that package adaptive allows a limit's key. Each process that uses the
 // key reports it when it reads the share, at most an epoch late.
 type ShareChanged struct {
 	// Limit is the limit's name.

@@ -30,16 +30,16 @@ var ErrInvalidConfig = errors.New("lockout: invalid configuration")
 
 // Config holds the settings of a Lock. The zero Config is ready for use.
 type Config struct {
-	// First is the length of the first block: whole microseconds. A lock that is shorter than the time in which the limit
-	// of the attempts gives one token is over before the next attempt. Defaults to 30 seconds, and in BlockIfUsedUp to
-	// twice that time if it is longer and the limit is a token bucket.
+	// First is the length of the first block: whole microseconds. If it's shorter than the attempts' limit takes to give
+	// one token, it's over before the next attempt. Defaults to 30 seconds, and in BlockIfUsedUp to twice that time if
+	// it's longer and the limit is a token bucket.
 	First time.Duration
 	// Growth is the factor by which each block is longer than the block before it, from 1 on. Defaults to 2.
 	Growth float64
 	// Longest is the maximum length of a block, up to a year. Defaults to an hour.
 	Longest time.Duration
-	// Forget is the time after which a block no longer makes later blocks longer, up to a year. It counts from the start
-	// of that block, so it must be above Longest. Defaults to 24 hours, or to twice Longest if that is more.
+	// Forget is how long a block makes later blocks longer, counted from its start, up to a year, so it must be above
+	// Longest. Defaults to 24 hours, or to twice Longest if that is more.
 	Forget time.Duration
 }
 
@@ -85,8 +85,8 @@ type Lock struct {
 	locked, blocks ratelimit.Limit
 }
 
-// New returns the lock called name, which is also the name of its first limit. Errors wrap ErrInvalidConfig and say
-// what to change.
+// New returns the lock with a name, which its first limit also has. Errors wrap ErrInvalidConfig and say what to
+// change.
 func New(name string, config Config) (*Lock, error) {
 	isDefault := config.First == 0
 	config = config.withDefaults()
@@ -117,16 +117,15 @@ func Define(name string, config Config) *Lock {
 	return lock
 }
 
-// For returns the request that asks whether a key is locked, for Take, Require and Check, alone or beside requests of
-// limits. It is refused until the end of the lock, which is its RetryAfter, and takes nothing.
+// For returns the request that asks whether a key is locked, for Take, Require and Check, alone or beside other
+// requests. It takes nothing, and is refused until the lock ends, which is its RetryAfter.
 func (l *Lock) For(key string) ratelimit.Request { return l.locked.For(key).Cost(0) }
 
 // Limits returns the limits of the lock, for Limiter.Prune and Limiter.Maintain.
 func (l *Lock) Limits() []ratelimit.Limit { return []ratelimit.Limit{l.locked, l.blocks} }
 
-// Block locks a key for the next span, and returns the end of the lock. The span begins now, on the database's clock.
-// It does not shorten a lock that lasts longer. On a Limiter of WithTx the block is part of that transaction. It
-// returns the errors of ratelimit.Limiter.
+// Block locks a key for the next span from now on, on the database's clock, and returns the end of the lock. It doesn't
+// shorten a lock that lasts longer. On a Limiter of WithTx, a rollback undoes it. Errors are ratelimit.Limiter's.
 func (l *Lock) Block(ctx context.Context, limiter *ratelimit.Limiter, key string) (until time.Time, err error) {
 	return l.block(ctx, limiter, key, l.config.First)
 }
@@ -171,9 +170,9 @@ func (l *Lock) BlockIfUsedUp(ctx context.Context, limiter *ratelimit.Limiter, ke
 	return l.block(ctx, limiter, key, first)
 }
 
-// BlockUntil locks a key until an instant of the database's clock, and returns the end of the lock. It does not shorten
-// a lock that lasts longer, and does not make later blocks longer. Calls at once do not add up. An instant in the past
-// does nothing. It returns ratelimit.ErrInvalidRequest for an instant more than 20 years ahead.
+// BlockUntil locks a key until a time on the database's clock, and returns the end of the lock. It neither shortens a
+// lock that lasts longer nor makes later blocks longer, concurrent calls don't add up, and a time in the past does
+// nothing. It returns ratelimit.ErrInvalidRequest for a time more than 20 years ahead.
 func (l *Lock) BlockUntil(ctx context.Context, limiter *ratelimit.Limiter, key string,
 	until time.Time,
 ) (end time.Time, err error) {
@@ -184,8 +183,8 @@ func (l *Lock) BlockUntil(ctx context.Context, limiter *ratelimit.Limiter, key s
 	return limiter.ChargeUntil(ctx, until, l.locked.For(key))
 }
 
-// Clear unlocks a key and forgets its blocks, for example after a password was reset. On the command line,
-// ratelimit unlock does. In a transaction a rollback undoes it. A Reset of other limits does not clear a lock.
+// Clear unlocks a key and forgets its blocks, for example after a password was reset, as ratelimit unlock does on the
+// command line. A rollback undoes it. Resetting other limits doesn't clear a lock.
 func (l *Lock) Clear(ctx context.Context, limiter *ratelimit.Limiter, key string) error {
 	return limiter.Reset(ctx, l.locked.For(key), l.blocks.For(key))
 }

@@ -150,7 +150,7 @@ func (l *Limiter) report(e Event) {
 }
 
 // Close returns all tokens that the process keeps, and waits for that, or until ctx ends. From then on Take calls the
-// ratelimit.Limiter. Close this Limiter before that one. Without Close, unused tokens return by themselves within For.
+// ratelimit.Limiter, so close this one first. Without Close, unused tokens return by themselves within For.
 func (l *Limiter) Close(ctx context.Context) error {
 	l.mu.Lock()
 	l.closed = true

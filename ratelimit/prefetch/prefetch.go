@@ -29,9 +29,9 @@ type Limits map[ratelimit.Limit]Terms
 
 // Terms say how tokens of a limit are kept.
 type Terms struct {
-	// For is the maximum time for which the process keeps tokens: from 1ms to 1h. In any span t, all processes together
-	// admit at most Capacity + Rate * (t + For) / Period tokens of a token bucket. Tokens of a window are used in that
-	// window or not at all.
+	// For is how long the process keeps tokens at most: from 1ms to 1h. In any span t, all processes together admit at
+	// most Capacity + Rate * (t + For) / Period tokens of a token bucket. A window's tokens are used in that window or not
+	// at all.
 	For time.Duration
 }
 
@@ -40,14 +40,14 @@ type Config struct {
 	// Limits are the limits whose tokens are taken in advance: a TokenBucket, a FixedWindow or a CalendarWindow, without
 	// Shards. A rule can replace their policies.
 	Limits Limits
-	// Observer receives each answer from memory, as a [ratelimit.Decided] that is Cached. To count these calls together
-	// with the others, pass the Observer of the ratelimit.Limiter. Defaults to nil: no events.
+	// Observer receives each answer from memory, as a [ratelimit.Decided] that is Cached. To count these calls with the
+	// others, pass the ratelimit.Limiter's Observer. Defaults to nil: no events.
 	Observer ratelimit.Observer
 	// Report receives what became of prefetched tokens. It is called on any goroutine. Defaults to nil: no call.
 	Report func(Event)
 }
 
-// Event counts prefetched tokens of a limit. Those that were taken, and neither returned nor lost, were used or are
+// Event counts a limit's prefetched tokens. Those that were taken, and neither returned nor lost, were used or are
 // still kept.
 type Event struct {
 	Limit                 ratelimit.Limit
@@ -144,13 +144,13 @@ func servable(n *ratelimit.Spec) bool {
 	}
 }
 
-// Take is [ratelimit.Limiter.Take]. A call for one of Config.Limits is answered with tokens that this process keeps of
-// the key, if there are enough. All other calls go to the ratelimit.Limiter: a refusal is always the database's. A call
-// can wait up to 250 ms for tokens that are being prefetched, so it returns within ratelimit.Config.Timeout and that.
+// Take is [ratelimit.Limiter.Take], but answers a call for one of Config.Limits from memory, if this process keeps
+// enough of the key's tokens. All other calls go to the ratelimit.Limiter, so a refusal is always the database's. A
+// call can wait up to 250 ms for tokens that are being prefetched, in addition to ratelimit.Config.Timeout.
 //
-// The Remaining and ResetAfter of an answer from memory are estimates. Its Value is the row when it was last read,
-// which lacks the tokens that this process keeps. Tokens are prefetched with a Take of their own, which the Observer
-// and Config.Refused of the ratelimit.Limiter receive.
+// The Remaining and ResetAfter of an answer from memory are estimates, and its Value is the row when it was last read,
+// which lacks the tokens that this process keeps. Tokens are prefetched with a Take of their own, which the
+// ratelimit.Limiter's Observer and Config.Refused receive.
 func (l *Limiter) Take(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Decision, error) {
 	if len(requests) != 1 || ctx == nil || ctx.Err() != nil {
 		return l.limiter.Take(ctx, slices.Clone(requests)...) // so that requests stays on the caller's stack

@@ -17,24 +17,24 @@ import (
 //
 //	d, err := take.Borrow(ctx, limiter, 1, Guarantee.For(tenant), Pool.Global())
 //
-// If own has enough tokens, they are taken from own, and the same number is charged to the pool, even below zero.
-// Otherwise, if the pool has enough, they are taken from the pool alone. Otherwise nothing is taken, and the decision
-// is a refusal with the shorter of the two waits. So a tenant that returns is served from its guarantee immediately,
-// and borrowers wait for the pool.
+// If own has enough tokens, they are taken from own, and also charged to the pool, even below zero. Otherwise, if the
+// pool has enough, they are taken from the pool alone. Otherwise nothing is taken, and the decision is a refusal with
+// the shorter of the two waits. So a tenant that returns is served from its guarantee immediately, and borrowers wait
+// for the pool.
 //
-// The sum of the guarantees should be at most the rate of the pool. Then all tenants together take at most the rate
-// of the pool times t in any span t, plus the capacities of the pool and of the guarantees.
+// If the guarantees add up to at most the pool's rate, all tenants together take at most that rate times t in any span
+// t, plus the capacities of the pool and the guarantees.
 //
-// The costs of the two requests do not matter. The decision has own's state, and if the pool was asked too, the
-// pool's after it. So the last state is of the limit that paid. More tokens than own's capacity can come from the
-// pool alone, and the decision then has only the pool's state.
+// The two requests' costs don't matter. The decision has own's state and, if the pool was asked too, the pool's after
+// it, so the last state is of the limit that paid. More tokens than own's capacity can only come from the pool, and the
+// decision then has only the pool's state.
 //
-// Outside a transaction Borrow runs in one of InTx, and returns its errors too. On a Limiter of WithTx its calls are
-// part of that transaction; roll back if Borrow returns an error. Own's row is locked before the pool's, so do not
-// name both in one call, which may lock them in another order.
+// Outside a transaction Borrow runs in one of InTx, and returns its errors too. On a Limiter of WithTx it's part of
+// that transaction; roll back if Borrow returns an error. It locks own's row before the pool's, so don't name both in
+// one other call, which may lock them in another order.
 //
-// A limit in shadow or off refuses nothing; if that is own, the pool decides alone. A pause of own refuses. A pause
-// of the pool stops only borrowers. The pool must be able to owe tokens: Borrow returns ErrInvalidRequest for a
+// A limit in shadow or off refuses nothing; if that is own, the pool decides alone. A pause of own refuses, and a pause
+// of the pool stops only borrowers. The pool must be able to owe tokens, so Borrow returns ErrInvalidRequest for a
 // SlidingWindow or a Concurrency, and if both requests name one bucket.
 func Borrow(
 	ctx context.Context, l *ratelimit.Limiter, tokens float64, own, pool ratelimit.Request,

@@ -9,9 +9,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// Turn reserves the costs of the requests, and returns when the work may run. Then run the work, and call
-// [ratelimit.Limiter.Settle] with its actual cost. So Turn is for work whose cost is known only afterwards, such as a
-// streamed completion; if the cost is known before, [Wait] leaves nothing to settle.
+// Turn reserves the requests' costs, and returns when the work may run. Then run the work, and call
+// [ratelimit.Limiter.Settle] with its actual cost. So Turn is for work whose cost you learn only afterwards, such as a
+// streamed completion. If you know the cost before, [Wait] leaves nothing to settle.
 //
 //	r, err := take.Turn(ctx, limiter, Completions.For(user).Cost(estimate))
 //	if err == nil {
@@ -23,10 +23,9 @@ import (
 //	used := stream(ctx)
 //	return limiter.Settle(context.WithoutCancel(ctx), r.ID, Completions.For(user).Cost(used))
 //
-// Turn refuses if the turn would come after the deadline of the context, or if more than a policy's MaxReserved would
-// be owed. Then it has reserved nothing, and RetryAfter is the time until the same call would be accepted. Turns come
-// in the order of the reservations, also across processes. A pause or StaleAfter can postpone a turn beyond its
-// ReadyAt.
+// Turn refuses, and reserves nothing, if the turn would come after the context's deadline, or if more than a policy's
+// MaxReserved would be owed. RetryAfter is then the time until the same call would be accepted. Turns come in the order
+// of the reservations, also across processes. A pause or StaleAfter can postpone a turn beyond its ReadyAt.
 //
 // If the context ends before the turn, or a call fails, Turn cancels the reservation and returns the error: see
 // [Await]. On a Limiter of WithTx it returns ErrInvalidConfig, as Wait does. Call Reserve there, and Await after the
@@ -48,13 +47,13 @@ func Turn(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Reque
 	return r, nil
 }
 
-// Await sleeps, without a connection, until the work of a reservation may run, and marks it as started, as
-// [ratelimit.Limiter.Start] does. If the context ends before, or
-// Start fails, Await cancels the reservation and returns the error, so don't run the work then. Only if the database
-// can't be reached, or the process dies, the reservation stays open until [ratelimit.Limiter.Expire] ends it.
+// Await sleeps, without a connection, until a reservation's work may run, and marks it as started, as
+// [ratelimit.Limiter.Start] does. If the context ends before, or Start fails, Await cancels the reservation and returns
+// the error, so don't run the work then. Only if the database can't be reached, or the process dies, the reservation
+// stays open until [ratelimit.Limiter.Expire] ends it.
 //
-// Await is for a reservation that was made before, for example in a transaction that has committed. To reserve and wait
-// in one call, use [Turn].
+// Use it for a reservation that was made before, for example in a committed transaction; [Turn] reserves and waits in
+// one call.
 func Await(ctx context.Context, l *ratelimit.Limiter, id string) error {
 	if err := checkOutside(l, "Await"); err != nil {
 		return err

@@ -1,13 +1,12 @@
-// Package take has ways of taking that are made of several calls: the units that are there, as soon as tokens are
-// there, or from a guarantee before a pool.
+// Package take has calls that combine several: take the units that are available, wait for tokens, or take from a
+// guarantee before a pool.
 //
 //	n, d, err := take.UpTo(ctx, limiter, len(queue), Mails.For(sender))
 //	d, err := take.Wait(ctx, limiter, Calls.Global())
 //	d, err := take.Borrow(ctx, limiter, 1, Guarantee.For(tenant), Pool.Global())
 //
-// The functions use nothing but the public calls of a [ratelimit.Limiter]. So an Observer and Config.Refused receive
-// each of these calls, also a Take that is refused before the function goes on. Errors are the errors of those calls.
-// Treat an error as a refusal.
+// The functions use only a [ratelimit.Limiter]'s public calls, so an Observer and Config.Refused receive each of them,
+// even a Take that is refused before the function goes on. Errors are those calls' errors: treat one as a refusal.
 package take
 
 import (
@@ -19,21 +18,20 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
-// UpTo takes as many units as are available, up to n. With several limits it takes only units that all of them have.
-// The cost of each request is the price of one unit. It takes only whole units. A fraction stays in the bucket, so
-// repeated calls reach the rate of the limit.
+// UpTo takes as many units as are available, up to n. With several limits it takes only units that all of them have. A
+// unit's price is the requests' costs. It takes only whole units, and because a fraction stays in the bucket, repeated
+// calls reach the limit's rate.
 //
 //	n, d, err := take.UpTo(ctx, limiter, len(queue), Mails.For(sender), Bytes.For(sender).Cost(size))
 //
 // It returns the number of units taken. If that is 0, the decision is a refusal, and RetryAfter is the time until one
-// unit is available. Otherwise the decision is allowed, and the Cost of each State is the price of a unit times the
-// units. A limit in shadow does not reduce the number; if it has too few tokens for all units, nothing is taken from
-// it.
+// unit is available. Otherwise the decision is allowed, and each State's Cost is for all units. A limit in shadow
+// doesn't reduce the number; if it has too few tokens for all units, nothing is taken from it.
 //
-// UpTo takes n units, and if that is refused, the units that are left: one Take if there are enough, and otherwise
-// two. If other callers take in between, it asks up to two times more, in the end for one unit. So beside other
-// callers it can take fewer units than there were. It returns the errors of Take, ErrInvalidRequest if n is below 1,
-// and ErrInvalidCost if a unit costs nothing.
+// UpTo takes n units, and if that is refused, the units that are left: one Take if there are enough, and otherwise two.
+// If other callers take in between, it asks up to two times more, in the end for one unit, so it can take fewer units
+// than there were. It returns Take's errors, ErrInvalidRequest if n is below 1, and ErrInvalidCost if a unit costs
+// nothing.
 func UpTo(
 	ctx context.Context, l *ratelimit.Limiter, n int, requests ...ratelimit.Request,
 ) (taken int, d ratelimit.Decision, err error) {

@@ -20,33 +20,32 @@ const (
 	endTimeout = 10 * time.Second
 )
 
-// Wait takes the costs of the requests as soon as the tokens are available, and returns then. If they are available
-// now, it sends one Take. Otherwise it reserves, as [ratelimit.Limiter.Reserve] does, and sleeps until ReadyAt. So
-// callers are served in the order of their reservations, also across processes, and small requests cannot overtake a
-// large one. It returns the decision of the reservation, whose At is the time of the reservation.
+// Wait takes the requests' costs as soon as the tokens are available, and returns then. If they are available now, it
+// sends one Take. Otherwise it reserves, as [ratelimit.Limiter.Reserve] does, and sleeps until ReadyAt, so callers are
+// served in the order of their reservations, also across processes, and small requests can't overtake a large one. It
+// returns the reservation's decision, whose At is the time of the reservation.
 //
-// If the context has a deadline and the tokens come later, Wait reserves nothing and returns the refusal immediately.
-// It passes the time left to [ratelimit.Request.MaxWait], so RetryAfter is the time after which a call with the same
-// time left would be served, if there are no other callers. Wait also refuses if a policy limits the owed tokens; see
-// MaxReserved.
+// If the tokens come after the context's deadline, Wait reserves nothing and returns the refusal immediately. It passes
+// the time left to [ratelimit.Request.MaxWait], so RetryAfter is the time after which a call with the same time left
+// would be served, if there are no other callers. Wait also refuses if more than a policy's MaxReserved would be owed.
 //
-// If the context ends during the sleep, Wait cancels the reservation and returns the context's error. The tokens are
-// then available to other callers. If the database is unreachable or the process dies, the reservation stays open,
-// and [ratelimit.Limiter.Expire] ends it as any other: Config.ExpireAfter after ReadyAt, and with its tokens returned
-// only if Config.ReleaseExpired is set. If the context ends during the statement of a Take, it is unknown whether it
-// took tokens, as with every Take.
+// If the context ends during the sleep, Wait cancels the reservation and returns the context's error, and other callers
+// can take the tokens. If the database is unreachable or the process dies, the reservation stays open until
+// [ratelimit.Limiter.Expire] ends it, Config.ExpireAfter after ReadyAt, and its tokens return only if
+// Config.ReleaseExpired is set. If the context ends during the statement of a Take, it's unknown whether it took
+// tokens, as with every Take.
 //
-// Wait holds no connection while it sleeps. It sleeps by the clock of this process. Shortly before ReadyAt it asks
-// the database for the remaining time, with [ratelimit.Limiter.Start], and sleeps on if this process's clock is fast
-// or the limit was paused meanwhile. Then it settles the reservation and sleeps until ReadyAt, even if the context
-// ends. That last sleep takes at most a tenth of a second.
+// Wait sleeps without a connection, by this process's clock. Shortly before ReadyAt it asks the database for the
+// remaining time, with [ratelimit.Limiter.Start], and sleeps on if this process's clock is fast or the limit was paused
+// meanwhile. Then it settles the reservation and sleeps until ReadyAt, even if the context ends, which takes at most a
+// tenth of a second.
 //
 // Other calls can end the reservation during the sleep. If it was cancelled, Wait returns ErrReservationEnded. If it
-// was settled, or expired and kept its tokens, Wait returns at ReadyAt. If it expired and returned them, Wait
-// reserves again.
+// was settled, or expired and kept its tokens, Wait returns at ReadyAt. If it expired and returned them, Wait reserves
+// again.
 //
 // On a Limiter of WithTx it returns ErrInvalidConfig, because it would sleep with rows locked. For a limit without
-// reservations, such as a sliding window, it returns ErrNoReservations, also while tokens are available.
+// reservations, such as a sliding window, it returns ErrNoReservations, even while tokens are available.
 func Wait(ctx context.Context, l *ratelimit.Limiter, requests ...ratelimit.Request) (ratelimit.Decision, error) {
 	if err := checkOutside(l, "Wait"); err != nil {
 		return ratelimit.Decision{}, err

@@ -59,9 +59,8 @@ func (s *List) tell(ctx context.Context, key string) {
 }
 
 // Run listens for slots that other processes release, until ctx ends; call it in a goroutine of its own. It uses one
-// connection more than the pool, and reconnects if it is lost, which the Limiter's Observer receives as a
-// [event.Failed] with the Verb "listen". It returns nil when ctx has ended, or an error that wraps
-// ErrInvalidConfig.
+// connection besides the pool's, and reconnects if it's lost, which the Limiter's Observer receives as an
+// [event.Failed] with the Verb "listen". It returns nil when ctx has ended, or an error that wraps ErrInvalidConfig.
 func (s *List) Run(ctx context.Context) error {
 	if s.config.Pool == nil {
 		return fmt.Errorf("%w: run: field Pool is nil; set it, or do not call Run: waiting callers find free slots by Poll",

@@ -1,7 +1,7 @@
 // Package waitlist lets callers wait for a limit. The callers of a process get slots or tokens in the order in which
 // they came, and processes take turns.
 //
-//	var Exports = ratelimit.Define("exports", ratelimit.Concurrency{Most: 3, Lease: 30 * time.Second})
+//	var Exports = ratelimit.Define("exports", ratelimit.Concurrency{Slots: 3, Lease: 30 * time.Second})
 //
 //	exports, err := waitlist.New(limiter, Exports, waitlist.Config{Pool: pool})
 //	go exports.Run(ctx) // listens for slots that other processes release
@@ -51,9 +51,9 @@ type Config struct {
 	// Pool has Release tell the other processes of each slot, and is where Run listens. It must lead to the server itself
 	// or to a pooler in session mode. Defaults to nil: the others find a free slot by Poll.
 	Pool *pgxpool.Pool
-	// Poll is how often the first in line asks for a slot, from a millisecond on. It bounds how late a caller gets a slot
-	// that was released by Limiter.Release or by a process without Pool. For tokens, which come at a known time, the first
-	// in line does not poll. Defaults to 100ms.
+	// Poll is how often the first in line asks for a slot, from a millisecond on. It limits how late a caller gets a slot
+	// that was released by Limiter.Release or by a process without Pool. For tokens, which come at a known time, it
+	// doesn't poll. Defaults to 100ms.
 	Poll time.Duration
 	// MaxWaiting is how many callers of this process may wait for a key. Defaults to 10,000.
 	MaxWaiting int
