@@ -231,24 +231,26 @@ BEGIN
         WINDOW said AS (PARTITION BY h.plan, h.said ORDER BY h.at)
     ), smallest AS (
         SELECT DISTINCT ON (h.at) h.at, h.says, h.plan, h.id FROM held AS h WHERE h.says IS NOT NULL ORDER BY h.at, h.plan <> '', h.capacity, h.plan
-    ), standins AS ( -- before and after all rules, it's the nearest
-        SELECT i.at, s.says, s.plan, s.id, s.id IS DISTINCT FROM lag(s.id) OVER (ORDER BY i.at) AS begins
+    ), standins AS ( -- without a rule, it's the next one in its mode, and after all rules the last one
+        SELECT i.at, s.says, s.plan, s.id, m.mode, (s.id, m.mode) IS DISTINCT FROM (lag(s.id) OVER (ORDER BY i.at), lag(m.mode) OVER (ORDER BY i.at)) AS begins
         FROM (SELECT DISTINCT at FROM held) AS i CROSS JOIN LATERAL (
-            SELECT s.* FROM smallest AS s ORDER BY s.at < i.at, CASE WHEN s.at >= i.at THEN s.at END, s.at DESC LIMIT 1) AS s
+            SELECT s.* FROM smallest AS s ORDER BY s.at < i.at, CASE WHEN s.at >= i.at THEN s.at END, s.at DESC LIMIT 1) AS s,
+            LATERAL (SELECT CASE WHEN s.at > i.at THEN coalesce(s.says ->> 'mode', 'on') ELSE 'on' END AS mode) AS m
     ), eras AS (
         SELECT h.plan, h.at, coalesce(h.says, b.says, s.says) AS says, CASE WHEN h.stated = h.at THEN h.says ->> 'on_change' WHEN b.stated = h.at THEN b.says ->> 'on_change' END AS change,
-            CASE WHEN h.says IS NOT NULL THEN h.plan WHEN b.says IS NOT NULL THEN '' ELSE s.plan END AS of, h.says IS NOT NULL OR b.says IS NOT NULL AS said
+            CASE WHEN h.says IS NOT NULL THEN h.plan WHEN b.says IS NOT NULL THEN '' ELSE s.plan END AS of,
+            CASE WHEN h.says IS NULL AND b.says IS NULL THEN s.mode ELSE coalesce(coalesce(h.says, b.says) ->> 'mode', 'on') END AS mode
         FROM held AS h JOIN held AS b ON b.plan = '' AND b.at = h.at JOIN standins AS s ON s.at = h.at
         WHERE (h.at = -62135596800000000 OR h.stated = h.at OR h.says IS NULL AND (b.stated = h.at OR b.says IS NULL AND s.begins))
             AND h.at <= (SELECT max(l.at) FROM smallest AS l)
     )
     SELECT p_name, e.plan, CASE WHEN e.at > -62135596800000000 THEN e.at ELSE -9223372036854775808 END,
         coalesce(lead(e.at) OVER (PARTITION BY e.plan ORDER BY e.at), (SELECT min(h.at) FROM held AS h WHERE h.at > (SELECT max(l.at) FROM smallest AS l)), 9223372036854775807) - 1,
-        CASE e.of WHEN '' THEN p_name ELSE p_name || ', plan ' || e.of END, m.mode, e.change,
-        m.mode = 'on' AND n.capacity IS NOT NULL AND n.shards = 1 AND n.kind IN ('token bucket', 'fixed window', 'sliding window'),
+        CASE e.of WHEN '' THEN p_name ELSE p_name || ', plan ' || e.of END, e.mode, e.change,
+        e.mode = 'on' AND n.capacity IS NOT NULL AND n.shards = 1 AND n.kind IN ('token bucket', 'fixed window', 'sliding window'),
         EXISTS (SELECT FROM ratelimit.compiled_keys AS k WHERE k.name = p_name),
         e.says, n.kind, n.capacity, n.rate, n.steps, n.step_us, n.phase_us, n.slices, n.max_owed, n.lease_us, n.shards, n.calendar
-    FROM eras AS e CROSS JOIN LATERAL ratelimit.compile_policy(e.says) AS n, LATERAL (SELECT CASE WHEN e.said THEN coalesce(e.says ->> 'mode', 'on') ELSE 'on' END AS mode) AS m;
+    FROM eras AS e CROSS JOIN LATERAL ratelimit.compile_policy(e.says) AS n;
 END $$;
 -- +goose StatementEnd
 REVOKE EXECUTE ON FUNCTION ratelimit.compile_rules FROM PUBLIC;

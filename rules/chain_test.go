@@ -200,6 +200,27 @@ func TestStandInIsTheSmallestPolicyInEffect(t *testing.T) {
 	}
 }
 
+// A limit that no code defines has the mode of its first rule before that takes effect, so that a new rule in shadow
+// refuses nothing. On a plan without a rule it's enforced afterwards.
+func TestTheStandInBeforeTheFirstRuleHasItsMode(t *testing.T) {
+	t.Parallel()
+	tried, err := rowOfRule(Rule{Limit: "api", Plan: "pro", Policy: ratelimit.PerMinute(7), Mode: ratelimit.Shadow})
+	require.NoError(t, err)
+	tried.from = 10
+	set, err := NewSet(&pgxpool.Pool{}, Config{})
+	require.NoError(t, err)
+	set.current.Store(compile(&loaded{now: 5, rows: []row{tried}}, &definitions{}))
+	limit, known := set.current.Load().limit("api", 5)
+	require.True(t, known)
+	for plan, then := range map[string]ratelimit.Mode{"pro": ratelimit.Shadow, "": ratelimit.On} {
+		revisions := set.RulingFor(limit, plan, "").Config().Revisions
+		require.Len(t, revisions, 2, plan)
+		require.Equal(t, ratelimit.Shadow, revisions[0].Mode, plan)
+		require.Equal(t, then, revisions[1].Mode, plan)
+		require.Equal(t, int64(10), revisions[1].EffectiveAt.UnixMicro())
+	}
+}
+
 // Tiers returns the list of tiers that is loaded.
 func (s *Set) Tiers() TierSet {
 	if current := s.loaded(); current != nil {

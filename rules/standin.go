@@ -15,7 +15,7 @@ type standIn struct {
 }
 
 // standIn returns the stand-in at an instant: the policy of the rule without a plan, or else the smallest among those
-// of plans. If no rule is in effect, it is that of the next one. known is false if there is none.
+// of plans. If no rule is in effect, it is that of the next one, in its mode. known is false if there is none.
 func (of *limitRules) standIn(at int64) standIn {
 	if s := of.standing.Load(); s != nil && s.from <= at && at < s.until {
 		return *s
@@ -56,24 +56,25 @@ func (of *limitRules) makeStandIns() chain {
 	for i, at := range starts {
 		stood[i] = span{from: at, says: of.smallest(plans, at)}
 	}
-	for i := len(stood) - 2; i >= 0; i-- {
-		if stood[i].says == nil {
-			stood[i].says = stood[i+1].says
+	same := func(a, b span) bool { return a.says == b.says }
+	stood = slices.CompactFunc(stood, same)
+	var next *terms
+	for i := len(stood) - 1; i >= 0; i-- {
+		says := stood[i].says
+		if says == nil {
+			stood[i].says = next // in its own mode, so that a new rule in shadow refuses nothing before it takes effect
+			continue
 		}
-	}
-	for i := 1; i < len(stood); i++ {
-		if stood[i].says == nil {
-			stood[i].says = stood[i-1].says
+		next = says
+		if says.mode != "" && says.mode != ratelimit.On { // on, as a definition in the code
+			says = &terms{policy: says.policy, mode: ratelimit.On, name: says.name, unit: says.unit}
 		}
+		stood[i].says = says
 	}
-	stood = slices.CompactFunc(stood, func(a, b span) bool { return a.says == b.says })
-	for i := range stood {
-		if says := stood[i].says; says != nil {
-			// on, as a definition in the code
-			stood[i].says = &terms{policy: says.policy, mode: ratelimit.On, name: says.name, unit: says.unit}
-		}
+	if last := len(stood) - 1; last > 0 && stood[last].says == nil {
+		stood[last].says = stood[last-1].says
 	}
-	return stood
+	return slices.CompactFunc(stood, same)
 }
 
 // smallest returns the terms of the rule without a plan, or else those with the smallest capacity among the plans, in
