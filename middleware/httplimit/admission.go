@@ -11,6 +11,9 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
+// ErrNoLimit is returned by [Admission.Settle] for a limit that the request's middleware does not have.
+var ErrNoLimit = errors.New("httplimit: the middleware does not have this limit")
+
 // Admission has the tokens that the limits took from a request in progress. It's safe for concurrent use, and stays
 // usable after the handler has returned.
 type Admission struct {

@@ -14,9 +14,9 @@ import (
 
 // Cost returns how many tokens a request takes: [FixedCost], [StatedCost], or a [CostFunc].
 //
-// A negative cost, NaN, and an error that wraps ErrInvalidCost are answered 400, and other errors 503, even with
-// FailOpen. A cost above the limit's capacity is answered 413, without Retry-After. A cost of 0 takes nothing, and is
-// refused only while the bucket is in debt.
+// A negative cost, NaN, and an error that wraps [ratelimit.ErrInvalidCost] are answered 400, and other errors 503, even
+// with FailOpen. A cost above the limit's capacity is answered 413, without Retry-After. A cost of 0 takes nothing, and
+// is refused only while the bucket is in debt.
 type Cost interface {
 	Of(r *http.Request) (float64, error)
 }

@@ -149,11 +149,8 @@ func unasked(a ask, err error) *fault {
 
 // requestFault returns the result for an error, and whether the request caused it.
 func requestFault(err error) (result string, ofRequest bool) {
-	switch {
-	case errors.Is(err, ErrNoKey), errors.Is(err, ErrBadKey):
+	if errors.Is(err, ErrNoKey) || errors.Is(err, ErrBadKey) {
 		return guard.BadKey, true
-	case errors.Is(err, ErrInvalidCost):
-		return guard.BadCost, true
 	}
 	return guard.Fault(err)
 }

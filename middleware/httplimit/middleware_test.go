@@ -258,7 +258,7 @@ func TestKeysAndCosts(t *testing.T) {
 		"AboveCapacity": {user, header, "101", 413, "too-costly", 0, "too_costly"},
 		"Infinite":      {user, header, "1e999", 413, "too-costly", 0, "too_costly"},
 		"Func":          {user, fn(5, nil), "", 200, "", 5, "allowed"},
-		"FuncRejects":   {user, fn(5, httplimit.ErrInvalidCost), "", 400, "bad-cost", 0, "bad_cost"},
+		"FuncRejects":   {user, fn(5, ratelimit.ErrInvalidCost), "", 400, "bad-cost", 0, "bad_cost"},
 		"FuncFails":     {user, fn(5, errors.New("unreadable")), "", 503, "not-decided", 0, "failed_closed"},
 		"NaN":           {user, fn(math.NaN(), nil), "", 400, "bad-cost", 0, "bad_cost"},
 		"Negative":      {user, fn(-1, nil), "", 400, "bad-cost", 0, "bad_cost"},

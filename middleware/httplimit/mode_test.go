@@ -148,7 +148,7 @@ func TestShadowForAPlan(t *testing.T) {
 	t.Parallel()
 	b, s := setupStored(t)
 	s.set(t, perUser, "free", mode(ratelimit.Shadow))
-	fails := func(*http.Request) (float64, error) { return 0, httplimit.ErrInvalidCost }
+	fails := func(*http.Request) (float64, error) { return 0, ratelimit.ErrInvalidCost }
 	handler := b.limited(t, limits(httplimit.Limit{Limit: perUser, Key: user, Plan: httplimit.Header("X-Plan"), Cost: httplimit.CostFunc(fails)}), respond())
 	require.Equal(t, http.StatusOK, do(handler, request(t, "X-Plan", "free")).Code)
 	require.Equal(t, http.StatusBadRequest, do(handler, request(t, "X-Plan", "pro")).Code)
