@@ -145,11 +145,11 @@ type Answered struct {
 	// Limit is the name of the first limit that refused, or of the first limit of the request. It is empty if none is
 	// known.
 	Limit string
-	// Result is "allowed", "refused", "bad_key", "bad_cost", "too_costly", "bad_request" (a client of ratelimit serve
-	// asked for what its limits can't do), "failed_closed" (no decision, and the request was rejected), "failed_open" (no
-	// decision, and the request was admitted), "cancelled", or "unlimited" (no limit applies to the request, or to a part
-	// of it, for example because a name is misspelled). Later the same request can report "credited" or "credit_failed",
-	// or "lease_lost" if it lost its slot.
+	// Result is "allowed", "refused", "bad_key", "bad_cost", "too_costly", "bad_request" (Envoy or a client of ratelimit
+	// serve asked for what its limits can't do), "failed_closed" (no decision, and the request was rejected),
+	// "failed_open" (no decision, and the request was admitted), "cancelled", or "unlimited" (no limit applies to the
+	// request, or to a part of it, for example because a name is misspelled). Later the same request can report "credited"
+	// or "credit_failed", or "lease_lost" if it lost its slot.
 	Result string
 	// Shadow reports whether the guard only observes, so that the result had no effect.
 	Shadow bool
