@@ -56,9 +56,9 @@ type Config struct {
 	// *connect.Error. Any other error, and no requests, are answered with CodeInternal.
 	Requests func(ctx context.Context, call Call) ([]ratelimit.Request, error)
 	// Message returns the requests of a received message, for example by its size, in addition to Requests. A unary call
-	// makes one decision for both; a stream decides when the message arrives. It returns none for a message that costs
-	// nothing. Errors are answered as errors of Requests. A nil Message means that messages cost nothing, and a stream is
-	// charged when it opens.
+	// makes one decision for both; a stream decides when the message arrives, and cannot take slots. It returns none for
+	// a message that costs nothing. Errors are answered as errors of Requests. A nil Message means that messages cost
+	// nothing, and a stream is charged when it opens.
 	Message func(ctx context.Context, call Call, message any) ([]ratelimit.Request, error)
 	// Skip reports whether a call needs no decision, for example a health check. A nil Skip means that no call is
 	// skipped.
