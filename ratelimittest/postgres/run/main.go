@@ -2,9 +2,10 @@
 //
 //	go run github.com/pgratelimit/pgratelimit/ratelimittest/postgres/run [-version 18] [-optional] COMMAND [ARGUMENT]...
 //
-// It finds a server, or starts one, in the order of package postgres, and sets RATELIMIT_DATABASE_URL to its URL. If it
-// started the server from programs, it sets RATELIMIT_POSTGRES_BINDIR to their directory, for tests that start a server
-// of their own. When the command ends, run stops a server that it started, and exits with the status of the command.
+// It finds a server, or starts one, in the order of package postgres, and sets RATELIMIT_DATABASE_URL, and for programs
+// such as examples/quickstart also DATABASE_URL, to its URL. If it started the server from programs, it sets
+// RATELIMIT_POSTGRES_BINDIR to their directory, for tests that start a server of their own. When the command ends, run
+// stops a server that it started, and exits with the status of the command.
 //
 // -version is the major version, 14 to 18. Then run always starts a server, from installed programs of that version,
 // from the npm package, or in a container.
@@ -86,7 +87,7 @@ func (r runner) run(command []string) (status int, err error) {
 	}
 	defer func() { err = errors.Join(err, started.Close()) }()
 	fmt.Fprintf(r.out, "== %s\n", started)
-	env := append(os.Environ(), "RATELIMIT_DATABASE_URL="+started.URL())
+	env := append(os.Environ(), "RATELIMIT_DATABASE_URL="+started.URL(), "DATABASE_URL="+started.URL())
 	if binDir := started.BinDir(); binDir != "" || r.version != 0 { // an inherited one can have another version
 		env = append(env, "RATELIMIT_POSTGRES_BINDIR="+binDir)
 	}

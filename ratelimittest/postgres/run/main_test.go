@@ -37,7 +37,7 @@ func TestRun(t *testing.T) {
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "url")
 	status, err := runner{start: start, version: 18, out: &out}.run([]string{
-		"sh", "-c", `printf %s "$RATELIMIT_DATABASE_URL, $RATELIMIT_POSTGRES_BINDIR." >"$1"; exit 3`, "sh", file,
+		"sh", "-c", `printf %s "$RATELIMIT_DATABASE_URL, $DATABASE_URL, $RATELIMIT_POSTGRES_BINDIR." >"$1"; exit 3`, "sh", file,
 	})
 	require.NoError(t, err)
 	require.Equal(t, 3, status)
@@ -45,7 +45,7 @@ func TestRun(t *testing.T) {
 	require.Contains(t, out.String(), "== PostgreSQL ")
 	url, err := os.ReadFile(file)
 	require.NoError(t, err)
-	require.Equal(t, server.URL()+", .", string(url), "programs of another version must not be used beside the server")
+	require.Equal(t, server.URL()+", "+server.URL()+", .", string(url), "programs of another version must not be used beside the server")
 }
 
 func TestRunOfNoCommand(t *testing.T) {
