@@ -193,7 +193,7 @@ func (s *Store) withOld(ctx context.Context, tx pgx.Tx, found []row) ([]Statemen
 		if r.of == OfPause {
 			continue
 		}
-		batch.Queue(s.sql.earlier, r.of, r.name, r.plan, r.key, r.version, r.position).Query(func(rows pgx.Rows) error {
+		batch.Queue(s.sql.earlier, r.of, r.name, r.plan, r.key, r.version, r.position, r.from).Query(func(rows pgx.Rows) error {
 			old, err := pgx.CollectRows(rows, rowOf)
 			if err == nil && len(old) > 0 && old[0].says != nil && (old[0].until == nil || *old[0].until > r.made) {
 				statements[i].Old = new(old[0].statement())

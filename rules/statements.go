@@ -111,10 +111,11 @@ const (
 			AND (name, key) > ($6, $7) AND (end_us > greatest(from_us, $8::bigint) OR end_us IS NULL)
 		ORDER BY name, key, plan, from_us LIMIT $9`
 
-	// earlier returns the last row about a thing before the version $5 and the position $6.
+	// earlier returns the last row about a thing before the version $5 and the position $6. It leaves out removals that
+	// were to take effect after $7, because until then the row before them did.
 	earlier = `SELECT ` + columns + ` FROM ratelimit.rules
 		WHERE of = $1::text AND name = $2::text AND plan = $3::text AND key = $4::text
-			AND (version < $5::bigint OR version = $5 AND position < $6::integer)
+			AND (version < $5::bigint OR version = $5 AND position < $6::integer) AND (says IS NOT NULL OR from_us <= $7::bigint)
 		ORDER BY version DESC, position DESC LIMIT 1`
 
 	// history returns the newest $6 rows before the version $1.

@@ -63,12 +63,15 @@ func stated(list *rules.Listing, at time.Time) map[thing][]rules.Statement {
 
 func thingOf(s *rules.Statement) thing { return thing{s.Of, s.Limit, s.Plan, s.Key} }
 
-// said returns the rule or the override of a statement.
+// said returns the rule or the override of a statement, or nil if it removes one.
 func said(s *rules.Statement) fmt.Stringer {
-	if s.Rule != nil {
+	switch {
+	case s.Rule != nil:
 		return s.Rule
+	case s.Override != nil:
+		return s.Override
 	}
-	return s.Override
+	return nil
 }
 
 func removal(list *rules.Listing, what thing, from time.Time) (*difference, error) {
@@ -134,6 +137,7 @@ func (a *app) reverted(
 	if err != nil {
 		return nil, err
 	}
+	earlier := slices.Clone(history)
 	history = slices.DeleteFunc(history, func(s rules.Statement) bool { return s.Version != version })
 	switch {
 	case len(history) == 0:
@@ -160,8 +164,23 @@ func (a *app) reverted(
 			a.note("version %d has changed the %s since, and is taken back with it", s.Version, name)
 		}
 	}
+	a.noteDropped(history, earlier)
 	d.look(list, d.changes.Put, from)
 	return d, nil
+}
+
+// noteDropped notes the deletions that lay ahead until statements replaced them: a revert has only one time.
+func (a *app) noteDropped(reverted, earlier []rules.Statement) {
+	for i := range reverted {
+		s := &reverted[i]
+		before := slices.IndexFunc(earlier, func(o rules.Statement) bool {
+			return o.Version < s.Version && thingOf(&o) == thingOf(s)
+		})
+		if before >= 0 && said(&earlier[before]) == nil && earlier[before].From.After(s.From) {
+			a.note("the %s was to be deleted at %s; that isn't restored, so delete it again with that --from",
+				nameOf(s.Of, s.Limit, s.Plan, s.Key), instant(earlier[before].From))
+		}
+	}
 }
 
 // revert adds what takes back a statement, unless all statements about the thing from then on say so.
