@@ -2,7 +2,6 @@ package admin
 
 import (
 	"net/http"
-	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -54,28 +53,14 @@ func (v *visit) foresee(body *keyBody, limit ratelimit.Limit) {
 			}
 		}
 		after := o.PolicyOn(l.Plan, func(plan string) ratelimit.Policy {
-			return policyOf(body.Rules.Shows.Rules, body.Limit, plan, limit.Policy(), body.Now)
+			if policy := rules.PolicyIn(body.Rules.Shows.Rules, body.Limit, plan, body.Now); policy != nil {
+				return policy
+			}
+			return limit.Policy()
 		})
 		body.Next = append(body.Next, nextPolicy{
 			l.Plan, policyText(before), policyText(after),
 			rules.Outlook(before, after, o.OnChange, body.Now, left...),
 		})
 	}
-}
-
-// policyOf returns the policy of a plan without overrides: of its rule in effect, of the rule without a plan, or of the
-// code.
-func policyOf(stored []rules.Statement, limit, plan string, code ratelimit.Policy, now time.Time) ratelimit.Policy {
-	for _, name := range []string{plan, ""} {
-		var found *rules.Statement
-		for i := range stored {
-			if r := &stored[i]; r.Limit == limit && r.Plan == name && !r.From.After(now) {
-				found = r
-			}
-		}
-		if found != nil {
-			return found.Rule.Policy
-		}
-	}
-	return code
 }

@@ -3,7 +3,6 @@ package rules
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,12 +14,10 @@ import (
 // filling its buckets. stored are the tables' rules, as [Store.List] returns them. Apply makes the same check, so call
 // it to show a change before you apply it.
 func (c *Changes) CheckKinds(stored []Statement, at time.Time) error {
-	before := slices.DeleteFunc(slices.Clone(stored), func(s Statement) bool {
-		return s.Rule == nil || !s.From.Before(at) || !s.Until.IsZero() && s.Until.Before(at)
-	})
+	before := at.Add(-time.Microsecond)
 	for i := range c.Put {
 		r := &c.Put[i]
-		was := policyIn(before, r.Limit, r.Plan)
+		was := PolicyIn(stored, r.Limit, r.Plan, before)
 		if err := checkKind(was, r.Policy, r.OnChange); err != nil {
 			return invalid("rule %q, plan %q: %w", r.Limit, r.Plan, err)
 		}
@@ -29,10 +26,10 @@ func (c *Changes) CheckKinds(stored []Statement, at time.Time) error {
 		o := &c.Override[i]
 		next := o.Policy
 		if o.OnPlan != "" {
-			next = policyIn(before, o.Limit, o.OnPlan)
+			next = PolicyIn(stored, o.Limit, o.OnPlan, before)
 		}
-		for _, s := range before { // the plan of the key is not known
-			if s.Limit != o.Limit {
+		for _, s := range stored { // the plan of the key is not known
+			if s.Limit != o.Limit || s.Rule == nil || !s.holdsAt(before) {
 				continue
 			}
 			if err := checkKind(s.Rule.Policy, next, o.OnChange); err != nil {
@@ -43,16 +40,21 @@ func (c *Changes) CheckKinds(stored []Statement, at time.Time) error {
 	return nil
 }
 
-// policyIn returns the policy of the rule of a plan, or of the rule without a plan. It is nil if there is neither.
-func policyIn(stored []Statement, limit, plan string) ratelimit.Policy {
+// PolicyIn returns the policy that the rules of a listing have for a plan at a time: its rule's, or that of the rule
+// without a plan. It is nil if there is neither, because then the code decides.
+func PolicyIn(stored []Statement, limit, plan string, at time.Time) ratelimit.Policy {
 	for _, name := range []string{plan, ""} {
 		for _, s := range stored {
-			if s.Limit == limit && s.Plan == name {
+			if s.Limit == limit && s.Plan == name && s.Rule != nil && s.holdsAt(at) {
 				return s.Rule.Policy
 			}
 		}
 	}
 	return nil
+}
+
+func (s *Statement) holdsAt(at time.Time) bool {
+	return !s.From.After(at) && (s.Until.IsZero() || s.Until.After(at))
 }
 
 // checkKind returns an error if a change from one policy to another needs a reset. A policy that is not known is nil.

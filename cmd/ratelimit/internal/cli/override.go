@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -98,14 +99,10 @@ func (a *app) overridden(
 	if len(d.ended) > 0 {
 		return nil, misused("the override ends at %s, which is past; give a later --until", instant(o.Until))
 	}
-	if err := a.foresee(ctx, db, d, list, &f.bucketFlags, args); err != nil {
-		return nil, err
-	}
-	a.noteUnknown(d)
-	return d, nil
+	return d, a.foresee(ctx, db, d, list, &f.bucketFlags, args)
 }
 
-// foresee sets what the override of a key leaves in its bucket, if its level is known.
+// foresee sets what a change of a key's override leaves in its bucket, or notes that its level isn't known.
 func (a *app) foresee(
 	ctx context.Context, db *database, d *difference, list *rules.Listing, f *bucketFlags, args []string,
 ) error {
@@ -113,29 +110,34 @@ func (a *app) foresee(
 	if err != nil {
 		return err
 	}
+	defer a.noteUnknown(d)
 	v, err := b.view(ctx, db)
-	if err != nil || v.Level == nil || len(d.changes.Override) == 0 {
+	if err != nil || v.Level == nil || len(d.views) == 0 {
 		return err
 	}
-	plan, o := "", &d.changes.Override[0]
+	plan, c := "", &d.views[0]
+	if c.New == nil && !slices.ContainsFunc(list.Overrides, func(s rules.Statement) bool {
+		return thingOf(&s) == thing{c.Of, c.Limit, "", c.Key} && !s.From.After(list.Now)
+	}) { // it lies ahead
+		c.Outlook, d.unknown = "", 0
+		return nil
+	}
 	if v.Seen != nil {
 		plan = v.Seen.Plan
 	}
-	known := make(policies)
-	for _, s := range list.Rules {
-		if !s.From.After(list.Now) {
-			known.add(*s.Rule)
-		}
+	without := func(plan string) ratelimit.Policy { return rules.PolicyIn(list.Rules, c.Limit, plan, list.Now) }
+	next := without(plan)
+	if o, ok := c.New.(*rules.Override); ok {
+		next = o.PolicyOn(plan, without)
 	}
-	if next := o.PolicyOn(plan, func(plan string) ratelimit.Policy { return known.of(o.Limit, plan) }); next != nil {
-		d.views[0].Outlook, d.unknown = rules.Outlook(v.Policy.Policy, next, o.OnChange, b.now, max(v.Tokens, 0)), 0
+	if next != nil {
+		c.Outlook, d.unknown = rules.Outlook(v.Policy.Policy, next, onChangeOf(c.New, c.Old), b.now, max(v.Tokens, 0)), 0
 	}
 	return nil
 }
 
 func (a *app) overrideDelete() *cobra.Command {
-	var e editFlags
-	var isStored bool
+	var f overrideFlags
 	cmd := a.command(cobra.Command{
 		Use:   "delete LIMIT [KEY]",
 		Short: "Remove one key's override",
@@ -144,18 +146,19 @@ KEY it's the shared bucket's override.`,
 		Args:    limitAndKey,
 		Example: `  ratelimit override delete sendMessage acme --reason "the launch is over"`,
 	}, func(ctx context.Context, args []string) error {
-		return a.editRules(ctx, &e, func(ctx context.Context, db *database, list *rules.Listing) (*difference, error) {
-			key, err := a.storedKey(ctx, db, isStored, args)
-			if err != nil {
-				return nil, err
-			}
-			d, err := removal(list, thing{rules.OfOverride, args[0], "", key}, e.from.at)
-			if err == nil {
-				a.noteUnknown(d)
-			}
-			return d, err
-		})
+		return a.editRules(ctx, &f.editFlags,
+			func(ctx context.Context, db *database, list *rules.Listing) (*difference, error) {
+				key, err := a.storedKey(ctx, db, f.stored, args)
+				if err != nil {
+					return nil, err
+				}
+				d, err := removal(list, thing{rules.OfOverride, args[0], "", key}, f.from.at)
+				if err != nil {
+					return nil, err
+				}
+				return d, a.foresee(ctx, db, d, list, &f.bucketFlags, args)
+			})
 	}, "0 done", "6 no such override")
-	a.withKey(cmd, &isStored)
-	return a.withChange(cmd, &e)
+	a.withKey(cmd, &f.stored)
+	return a.withChange(cmd, &f.editFlags)
 }

@@ -75,8 +75,11 @@ func (a *app) unlock(ctx context.Context, db *database, lock *lockout.Lock, isSt
 	}
 	first, second := locked.ForStoredKey(key), blocked.ForStoredKey(keyOfBlocks)
 	level, err := db.reader.Level(ctx, limiter, first, key, "")
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case level.Capacity > 0 || stored.Rows[0].Tokens > 0:
+		return notFound("%s is no lock, because its buckets hold tokens; ratelimit reset fills them", args[0])
 	}
 	if err := limiter.Reset(ctx, first, second); err != nil {
 		return err
