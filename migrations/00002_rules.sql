@@ -18,7 +18,7 @@ CREATE TABLE ratelimit.rules (
     from_us  bigint           NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
                               CHECK (from_us BETWEEN -62135596800000000 AND 253402300799999999), -- the years 1 to 9999
     until_us bigint           CHECK (until_us > from_us AND until_us <= 253402300799999999), -- its end; null: none
-    -- When a later statement replaces it; up to from_us: it was never in effect. null: none does, and in rows written by hand.
+    -- When a later statement replaces it; up to from_us: it was never in effect. null: none does.
     replaced_us bigint,
     end_us   bigint           GENERATED ALWAYS AS (least(until_us, replaced_us)) STORED,
     made_us  bigint           NOT NULL DEFAULT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,

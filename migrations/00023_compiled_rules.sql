@@ -353,6 +353,20 @@ BEGIN
         DELETE FROM ratelimit.compiled_keys;
         RETURN NULL;
     END IF;
+    IF TG_OP = 'INSERT' THEN -- rows written by hand replace others, too
+        UPDATE ratelimit.rules AS r SET replaced_us = o.from_us
+        FROM (SELECT e.version, e.position, min(n.from_us) AS from_us FROM changed AS n JOIN ratelimit.rules AS e USING (of, name, key, plan)
+            WHERE (e.version, e.position) < (n.version, n.position) AND (n.of <> 'pause' OR n.says IS NULL OR e.from_us < n.until_us)
+                AND (e.end_us > greatest(n.from_us, e.from_us)) IS NOT FALSE
+            GROUP BY e.version, e.position) AS o
+        WHERE (r.version, r.position) = (o.version, o.position);
+    ELSIF TG_OP = 'DELETE' THEN -- what these have replaced goes on
+        UPDATE ratelimit.rules AS r SET replaced_us = (SELECT min(n.from_us) FROM ratelimit.rules AS n
+            WHERE (n.of, n.name, n.key, n.plan) = (r.of, r.name, r.key, r.plan) AND (n.version, n.position) > (r.version, r.position)
+                AND (n.of <> 'pause' OR n.says IS NULL OR r.from_us < n.until_us) AND (r.until_us > greatest(n.from_us, r.from_us)) IS NOT FALSE)
+        FROM changed AS d WHERE (d.of, d.name, d.key, d.plan) = (r.of, r.name, r.key, r.plan) AND (d.version, d.position) > (r.version, r.position)
+            AND r.replaced_us = d.from_us AND r.says IS NOT NULL;
+    END IF;
     -- AT TIME ZONE also reads abbreviations, other spellings and POSIX zones, which Go does not know or reads otherwise.
     PERFORM ratelimit.unreadable(p.says, format('the server knows no time zone %s; write UTC, or a name with a slash, such as Europe/Berlin', p.says -> 'zone'))
     FROM (SELECT coalesce(r.says -> 'policy', r.says) AS says FROM changed AS r WHERE TG_OP = 'INSERT' OR TG_OP = 'UPDATE' AND r.replaced_us IS NULL) AS p

@@ -249,3 +249,36 @@ func TestDeletionIsBroughtForward(t *testing.T) {
 	require.Equal(t, messages.Capacity(), f.capacity(t, f.now(t), messages.For("ana")))
 	require.ErrorIs(t, errorOf(store.Delete(t.Context(), why, "messages", "")), rules.ErrNotFound)
 }
+
+// Rows that were written by hand end those before them in listings and checks, as they do in decisions.
+func TestListOfRowsByHand(t *testing.T) {
+	t.Parallel()
+	f := setup(t)
+	for version, says := range []string{`{"rate": 5, "period": "1m"}`, `{"rate": 9, "period": "1m", "kind": "fixed window", "on_change": "reset"}`} {
+		f.state(t, version+1, "", says, f.now(t))
+	}
+	f.exec(t, `INSERT INTO ratelimit.rules (version, position, of, name, key, says, author, reason, from_us, until_us)
+		SELECT 3, n, v.of, 'messages', v.key, v.says::jsonb, 'ana', 'by hand', now_us + v.begins * 60000000::bigint, now_us + v.ends * 60000000::bigint
+		FROM (VALUES (1, 'override', 'ana', '{"multiplier": 2}', 0, NULL), (2, 'override', 'ana', '{"multiplier": 3}', 0, 9),
+			(3, 'override', 'bob', '{"multiplier": 4}', 0, NULL), (4, 'override', 'bob', NULL, 0, NULL),
+			(5, 'pause', 'eve', '{}', 0, 60), (6, 'pause', 'eve', '{}', 30, 40), (7, 'pause', 'eve', '{}', 50, 55)) AS v (n, of, key, says, begins, ends),
+			(SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now_us) AS c`)
+	f.exec(t, `INSERT INTO ratelimit.rules_version (version) VALUES (3)`)
+	list := f.list(t, rules.ListQuery{})
+	require.NoError(t, list.Err)
+	require.Len(t, list.Rules, 1)
+	require.IsType(t, ratelimit.FixedWindow{}, list.Rules[0].Rule.Policy)
+	require.Len(t, list.Overrides, 1)
+	require.Equal(t, 3.0, list.Overrides[0].Override.Multiplier)
+	require.Len(t, list.Pauses, 3, "a pause ends no pause that begins after it")
+	require.Equal(t, list.Pauses[1].From, list.Pauses[0].Until)
+	require.Equal(t, 40*time.Minute, list.Pauses[1].Until.Sub(list.Pauses[0].From))
+	made(t)(f.store.Put(t.Context(), why, rules.Rule{Limit: "messages", Policy: ratelimit.FixedWindow{Rate: 8, Period: time.Minute}}))
+
+	f.exec(t, `DELETE FROM ratelimit.rules WHERE of = 'rule' AND version > 1 OR of = 'override' AND position = 2`)
+	list = f.list(t, rules.ListQuery{})
+	require.Len(t, list.Rules, 1)
+	require.IsType(t, ratelimit.TokenBucket{}, list.Rules[0].Rule.Policy, "a row that was deleted replaces nothing")
+	require.Zero(t, list.Rules[0].Until)
+	require.Equal(t, 2.0, list.Overrides[0].Override.Multiplier)
+}
