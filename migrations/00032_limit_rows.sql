@@ -6,18 +6,20 @@
 CREATE FUNCTION ratelimit.limit_rows() RETURNS trigger
 LANGUAGE plpgsql AS $$
 DECLARE
-    r record;
+    r         record;
+    v_row     text := CASE TG_LEVEL WHEN 'ROW' THEN '($1)' ELSE 'r' END;
+    v_columns text := format('%s.%I::text AS k, %s AS p', v_row, coalesce(TG_ARGV[1], ''), CASE WHEN TG_NARGS = 3 THEN format('%s.%I::text', v_row, TG_ARGV[2]) ELSE 'NULL::text' END);
 BEGIN
-    IF TG_NARGS NOT IN (2, 3) OR TG_OP <> 'INSERT' OR TG_LEVEL = 'ROW' AND TG_WHEN <> 'BEFORE' THEN
+    IF TG_NARGS NOT IN (2, 3) OR TG_OP <> 'INSERT' OR TG_LEVEL = 'ROW' AND TG_WHEN <> 'BEFORE' OR TG_LEVEL = 'STATEMENT'
+        AND NOT EXISTS (SELECT FROM pg_catalog.pg_trigger AS t WHERE t.tgrelid = TG_RELID AND t.tgname = TG_NAME AND t.tgnewtable = 'new_rows') THEN
         RAISE EXCEPTION 'ratelimit: limit_rows cannot be this trigger' USING ERRCODE = 'object_not_in_prerequisite_state',
             HINT = 'Pass the limit, the column of the key and, if you like, the column of the plan; AFTER INSERT REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT, or BEFORE INSERT FOR EACH ROW.';
     ELSIF TG_LEVEL = 'ROW' THEN
-        PERFORM ratelimit.require(TG_ARGV[0], to_jsonb(NEW) ->> TG_ARGV[1], 1, to_jsonb(NEW) ->> TG_ARGV[2]);
+        EXECUTE 'SELECT ' || v_columns INTO r USING NEW;
+        PERFORM ratelimit.require(TG_ARGV[0], r.k, 1, r.p);
         RETURN NEW;
     END IF;
-    FOR r IN EXECUTE format('SELECT g.k, g.p, g.n FROM (SELECT %I::text AS k, %s AS p, count(*) AS n FROM new_rows GROUP BY 1, 2) AS g ORDER BY g.k COLLATE "C", g.p COLLATE "C"',
-        TG_ARGV[1], CASE WHEN TG_NARGS = 3 THEN format('%I::text', TG_ARGV[2]) ELSE 'NULL::text' END)
-    LOOP
+    FOR r IN EXECUTE format('SELECT g.* FROM (SELECT %s, count(*) AS n FROM new_rows AS r GROUP BY 1, 2) AS g ORDER BY g.k COLLATE "C", g.p COLLATE "C"', v_columns) LOOP
         PERFORM ratelimit.require(TG_ARGV[0], r.k, r.n, r.p);
     END LOOP;
     RETURN NULL;

@@ -80,9 +80,30 @@ func TestTriggers(t *testing.T) {
 			`AFTER INSERT ON x FOR EACH ROW EXECUTE FUNCTION ratelimit.limit_rows('m', 'id')`:                                         "55000",
 			`BEFORE INSERT ON x FOR EACH ROW EXECUTE FUNCTION ratelimit.limit_rows('m')`:                                              "55000",
 			`AFTER UPDATE ON x REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.limit_rows('m', 'id')`: "55000",
-			`AFTER INSERT ON x REFERENCING NEW TABLE AS rows_ FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.limit_rows('m', 'id')`:    "42P01",
+			`AFTER INSERT ON x REFERENCING NEW TABLE AS rows_ FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.limit_rows('m', 'id')`:    "55000",
+			`AFTER INSERT ON x FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.limit_rows('m', 'id')`:                                   "55000",
+			`BEFORE INSERT ON x FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.limit_rows('m', 'id')`:                                  "55000",
+			`BEFORE INSERT ON x FOR EACH ROW EXECUTE FUNCTION ratelimit.limit_rows('m', 'id', 'nothing')`:                             "42703",
 		} {
-			fails(t, pool, code, `CREATE TABLE x (id int); CREATE TRIGGER t `+trigger+`; INSERT INTO x VALUES (1); UPDATE x SET id = 2`)
+			fails(t, pool, code, `CREATE TABLE new_rows (id int); CREATE TABLE x (id int); CREATE TRIGGER t `+trigger+`; INSERT INTO x VALUES (1); UPDATE x SET id = 2`)
+		}
+	})
+
+	t.Run("BothFormsHaveTheSameKeys", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		store(t, pool, map[string]string{"m": `{"rate": 10, "period": "8760h"}`})
+		for column, value := range map[string]string{"char(9)": "ana", "timestamp": "2026-01-31 15:04:05", "text[]": "{a,b}", "bytea": `\xff`} {
+			_, err := pool.Exec(t.Context(), fmt.Sprintf(`DROP TABLE IF EXISTS messages;
+				CREATE TABLE messages (n int, author %s) PARTITION BY LIST (n); CREATE TABLE part (author %[1]s, dropped int, n int);
+				ALTER TABLE part DROP COLUMN dropped; ALTER TABLE messages ATTACH PARTITION part DEFAULT;
+				CREATE TRIGGER a BEFORE INSERT ON messages FOR EACH ROW EXECUTE FUNCTION ratelimit.limit_rows('m', 'author');
+				CREATE TRIGGER b AFTER INSERT ON messages REFERENCING NEW TABLE AS new_rows FOR EACH STATEMENT EXECUTE FUNCTION ratelimit.limit_rows('m', 'author');
+				INSERT INTO messages VALUES (1, '%s')`, column, value))
+			require.NoError(t, err)
+			var left int
+			require.NoError(t, pool.QueryRow(t.Context(), `SELECT floor(remaining) FROM ratelimit.check('m', $1)`, value).Scan(&left))
+			require.Equal(t, 8, left, column)
 		}
 	})
 }
