@@ -21,6 +21,12 @@ type Function struct {
 	create string // the statements that its migration makes it with
 }
 
+// Replace returns the statement that gives the function its body back, also while triggers depend on it.
+func (f *Function) Replace() string {
+	statement, _, _ := strings.Cut(f.create, f.Body+"$$")
+	return strings.Replace(strings.TrimSpace(statement), "CREATE", "CREATE OR REPLACE", 1) + f.Body + "$$;"
+}
+
 var createFunction = regexp.MustCompile(`(?s)\nCREATE FUNCTION [^(]+\.([a-z0-9_]+)\(.*?\sAS \$\$(.*?)\$\$`)
 
 // Functions returns the newest migration's functions, for example to compare them with a database's. It sends no

@@ -102,11 +102,15 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
 }
 
 // Down undoes every applied migration, the newest first. All limits' state is lost, so every bucket is full after the
-// next Up. The schema and goose's record in it stay. Down does nothing if no migration is applied.
+// next Up. The schema and goose's record in it stay. Down does nothing if no migration is applied. It returns an error,
+// and removes nothing, if an object outside the schema depends on one in it, such as a trigger with limit_rows.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg Config) error {
-	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, _ string, current int64) error {
+	err := migrate(ctx, pool, cfg, func(provider *goose.Provider, schema string, current int64) error {
 		if current == 0 {
 			return nil
+		}
+		if err := notUsed(ctx, pool, schema); err != nil {
+			return err
 		}
 		_, err := provider.DownTo(ctx, 0)
 		return err

@@ -101,6 +101,27 @@ func TestUp(t *testing.T) {
 		require.Empty(t, texts(t, pool, "SELECT version_id::text FROM evil.goose_db_version"))
 	})
 
+	t.Run("DownRemovesNothingThatOthersUse", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		for name, statements := range map[string][2]string{
+			"trigger limited on table mine": {
+				`CREATE TABLE mine (author text); CREATE TRIGGER limited BEFORE INSERT ON mine FOR EACH ROW EXECUTE FUNCTION ratelimit.limit_rows('m', 'author')`,
+				"DROP TABLE mine",
+			},
+			"rule _RETURN on view mine": {"CREATE VIEW mine AS SELECT * FROM ratelimit.buckets", "DROP VIEW mine"},
+			"column d of table mine":    {"CREATE TABLE mine (d ratelimit.decision)", "DROP TABLE mine"},
+		} {
+			_, err := pool.Exec(t.Context(), statements[0])
+			require.NoError(t, err)
+			require.ErrorContains(t, migrations.Down(t.Context(), pool, migrations.Config{}), "drop them first: "+name)
+			requireVersion(t, pool, "", latest)
+			_, err = pool.Exec(t.Context(), statements[1])
+			require.NoError(t, err)
+		}
+		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
+	})
+
 	t.Run("StopsWhenTheContextDoes", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.NewEmpty(t)

@@ -41,6 +41,29 @@ func notPartitioned(ctx context.Context, db querier, schema string) error {
 	return pgerr.PartitionedError(schema)
 }
 
+// notUsed returns an error if objects outside the schema, such as triggers with limit_rows, depend on those in it. Down
+// would fail at them, after it has removed others.
+func notUsed(ctx context.Context, db querier, schema string) error {
+	const users = `WITH ours (classid, objid) AS (
+			SELECT c.tableoid, c.oid FROM pg_catalog.pg_class AS c WHERE c.relnamespace = (SELECT n.oid FROM pg_catalog.pg_namespace AS n WHERE n.nspname = $1)
+			UNION ALL SELECT t.tableoid, t.oid FROM pg_catalog.pg_type AS t JOIN pg_catalog.pg_namespace AS n ON n.oid = t.typnamespace WHERE n.nspname = $1
+			UNION ALL SELECT p.tableoid, p.oid FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace WHERE n.nspname = $1
+		), parts AS (
+			SELECT t.tableoid, t.oid FROM pg_catalog.pg_trigger AS t JOIN ours AS o ON o.classid = 'pg_catalog.pg_class'::regclass AND o.objid = t.tgrelid
+			UNION ALL SELECT r.tableoid, r.oid FROM pg_catalog.pg_rewrite AS r JOIN ours AS o ON o.classid = 'pg_catalog.pg_class'::regclass AND o.objid = r.ev_class
+			UNION ALL SELECT a.tableoid, a.oid FROM pg_catalog.pg_attrdef AS a JOIN ours AS o ON o.classid = 'pg_catalog.pg_class'::regclass AND o.objid = a.adrelid
+			UNION ALL SELECT c.tableoid, c.oid FROM pg_catalog.pg_constraint AS c JOIN ours AS o ON o.classid = 'pg_catalog.pg_class'::regclass AND o.objid = c.conrelid)
+		SELECT coalesce(pg_catalog.string_agg(DISTINCT pg_catalog.pg_describe_object(d.classid, d.objid, d.objsubid), ', '), '')
+		FROM pg_catalog.pg_depend AS d JOIN ours AS o ON o.classid = d.refclassid AND o.objid = d.refobjid
+		WHERE d.deptype = 'n' AND (d.classid, d.objid) NOT IN (SELECT classid, objid FROM ours UNION ALL SELECT * FROM parts)`
+	var names string
+	if err := db.QueryRow(ctx, users, schema).Scan(&names); err != nil || names == "" {
+		return err
+	}
+	return fmt.Errorf("nothing was removed, because these use the functions or tables of schema %q; drop them first: %s", schema,
+		names)
+}
+
 func (c Config) schema() (string, error) {
 	schema := cmp.Or(c.Schema, DefaultSchema)
 	if err := arg.CheckSchema(schema); err != nil {
