@@ -78,19 +78,23 @@ func (e *examination) lookAtFunctions(ctx context.Context, tx pgx.Tx) (found []F
 	}
 	for _, f := range functions {
 		rows, err := tx.Query(ctx, `SELECT format('%I.%I(%s)', n.nspname, p.proname, oidvectortypes(p.proargtypes)),
-				p.prosrc = $3 AND (NOT p.prosecdef OR coalesce(p.proconfig @> '{"search_path=pg_catalog, pg_temp"}', false)), has_function_privilege('public', p.oid, 'EXECUTE')
+				p.prosrc = $3 AND (NOT p.prosecdef OR coalesce(p.proconfig @> '{"search_path=pg_catalog, pg_temp"}', false)), has_function_privilege('public', p.oid, 'EXECUTE'),
+				p.prorettype = 'trigger'::regtype
 			FROM pg_catalog.pg_proc p JOIN pg_catalog.pg_namespace n ON n.oid = p.pronamespace
 			WHERE n.nspname = $1 AND p.proname = $2`, e.config.Schema, f.Name, f.Body)
 		if err != nil {
 			return nil, err
 		}
 		var signature string
-		var same, public bool
-		tag, err := pgx.ForEachRow(rows, []any{&signature, &same, &public}, func() error {
+		var same, public, isTrigger bool
+		tag, err := pgx.ForEachRow(rows, []any{&signature, &same, &public, &isTrigger}, func() error {
 			if !same {
-				found = append(found, fault("Run as the owner of the functions, and then ratelimit migrate up and the statements "+
-					"of ratelimit grants; "+
-					"calls fail meanwhile:\nDROP FUNCTION "+signature+";",
+				to := "Run as the owner of the functions, and then ratelimit migrate up and the statements of ratelimit grants; " +
+					"calls fail meanwhile:\nDROP FUNCTION " + signature + ";"
+				if isTrigger { // it can't be dropped
+					to = "Run as the owner of the functions, and then the statements of ratelimit grants:\n" + f.Replace()
+				}
+				found = append(found, fault(to,
 					"The function %s was changed, so it may decide otherwise than this program promises.", f.Name)...)
 			}
 			if public {
