@@ -77,7 +77,7 @@ func TestRunLooksAtTheTables(t *testing.T) {
 				ALTER TABLE ratelimit.reservations SET UNLOGGED, SET (autovacuum_enabled = off, fillfactor = 100);
 				ALTER TABLE ratelimit.upstreams SET UNLOGGED, SET (autovacuum_enabled = off, fillfactor = 100)`,
 				"storage", doctor.Fault,
-				[]string{"Autovacuum is off for ratelimit.upstreams", "with 5 more"},
+				[]string{"Autovacuum is off for ratelimit.upstreams", "5 more have the same problem"},
 				false,
 			},
 		},

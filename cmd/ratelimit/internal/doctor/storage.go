@@ -106,7 +106,7 @@ func few(found []Finding) []Finding {
 	}
 	slices.SortStableFunc(found, func(a, b Finding) int { return b.Level.badness() - a.Level.badness() })
 	last := found[maxNamed-1]
-	last.Says += fmt.Sprintf(" So it is, or less bad, with %d more.", len(found)-maxNamed)
+	last.Says += fmt.Sprintf(" %d more have the same problem, or a smaller one.", len(found)-maxNamed)
 	return append(found[:maxNamed-1:maxNamed-1], last)
 }
 
