@@ -74,7 +74,7 @@ func (v *visit) problem(status int, err error, limit string) {
 	body := problemBody{Sentence: sentenceOf(err), Limit: limit, Open: isOpen(err)}
 	title := "Nothing was changed"
 	if body.Open {
-		title = "It is unknown whether the change was made"
+		title = "We don't know whether the change was made"
 	}
 	if status >= http.StatusInternalServerError {
 		v.log("a change failed", err)

@@ -143,7 +143,7 @@ func TestPages(t *testing.T) {
 			limit := regexp.MustCompile(`<th scope="row"><a href="limit\?name=[^"]*">([^<]*)</a>`)
 			require.Equal(f, []string{"failed-logins", "free-trials", "llm/tokens", "messages"}, found(f.page(""), limit))
 			require.Equal(f, []string{"failed-logins"}, found(f.page("", "search", " LOG"), limit))
-			require.Contains(f, f.page("", "search", "nothing"), "No name of a limit contains this.")
+			require.Contains(f, f.page("", "search", "nothing"), "No limit's name contains this.")
 			key := regexp.MustCompile(`<th scope="row"><a href="key\?[^"]*"><bdi class="key" dir="ltr">([^<]*)</bdi></a>`)
 			require.Equal(f, []string{"ada", "bob", "carla"}, found(f.page("limit", "name", "messages"), key))
 		},
@@ -158,7 +158,7 @@ func TestPages(t *testing.T) {
 			require.Equal(f, "key?key=mess", f.post("/admin/find", "typed", "mess", "as", "key").header.Get("Location"))
 			require.Contains(f, f.page("", "search", "mess"), "Search for the key mess")
 
-			require.Contains(f, f.page("key", "key", "ada"), "No table has anything about this key")
+			require.Contains(f, f.page("key", "key", "ada"), "Nothing is stored about this key")
 			f.Take(f, logins.For("ada").Cost(10), messages.For("ada").Cost(5))
 			_, err := f.Limiter.Reserve(f.Context(), tokens.For("ada").Cost(9))
 			require.NoError(f, err)
