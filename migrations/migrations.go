@@ -148,6 +148,20 @@ func readVersion(ctx context.Context, pool *pgxpool.Pool, schema string) (int64,
 	return version, err
 }
 
+// hasRecord returns an error if the table of versions has no rows. Without a migration, goose leaves one, with 0.
+func hasRecord(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+	var exists, filled bool
+	if err := pool.QueryRow(ctx, tableExists, schema, versionTable).Scan(&exists); err != nil || !exists {
+		return err
+	}
+	table := pgx.Identifier{schema, versionTable}.Sanitize()
+	if err := pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+table+")").Scan(&filled); err != nil || filled {
+		return err
+	}
+	return fmt.Errorf("the table %s has no rows, as in a dump without data, or row level security hides them; "+
+		"if the schema holds nothing that you need, drop the schema, and create it with Up (ratelimit migrate up)", table)
+}
+
 // migrate calls apply with a provider for cfg's schema, the schema and the version that is applied now.
 func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config,
 	apply func(*goose.Provider, string, int64) error,
@@ -159,6 +173,11 @@ func migrate(ctx context.Context, pool *pgxpool.Pool, cfg Config,
 	current, err := readVersion(ctx, pool, schema)
 	if err != nil {
 		return fmt.Errorf("read the version of schema %q: %w", schema, err)
+	}
+	if current == 0 {
+		if err := hasRecord(ctx, pool, schema); err != nil {
+			return err
+		}
 	}
 	provider, err := newProvider(pool, schema)
 	if err != nil {

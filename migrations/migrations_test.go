@@ -122,6 +122,15 @@ func TestUp(t *testing.T) {
 		require.NoError(t, migrations.Down(t.Context(), pool, migrations.Config{}))
 	})
 
+	t.Run("SaysWhatToDoAfterADumpWithoutData", func(t *testing.T) {
+		t.Parallel()
+		pool := postgrestest.New(t)
+		_, err := pool.Exec(t.Context(), "DELETE FROM ratelimit.goose_db_version")
+		require.NoError(t, err)
+		require.ErrorContains(t, migrations.Up(t.Context(), pool, migrations.Config{}), "drop the schema")
+		require.ErrorContains(t, migrations.Down(t.Context(), pool, migrations.Config{}), "drop the schema")
+	})
+
 	t.Run("StopsWhenTheContextDoes", func(t *testing.T) {
 		t.Parallel()
 		pool := postgrestest.NewEmpty(t)
