@@ -218,7 +218,7 @@ func (v *bucketView) fillRefusals(t *table) {
 			whose = " (with keys that are not told apart)"
 		}
 		last := v.Refusals[len(v.Refusals)-1].Begin
-		t.field("refused", fmt.Sprintf("%d times in the last hour%s, the latest in the minute of %s", refused, whose,
+		t.field("refused", fmt.Sprintf("%s in the last hour%s, the latest in the minute of %s", count(refused, "time"), whose,
 			instantFrom(last, v.At)))
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
+	"strconv"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -150,13 +152,17 @@ shared bucket. It doesn't ask for confirmation.`,
 	return a.withOutput(a.withBucket(cmd, &f))
 }
 
-// give runs reset or credit, and shows what the bucket holds then. undo is the command that takes it back.
-func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done, undo string,
+// give runs reset or credit, which gives most tokens at most, and shows what the bucket holds then.
+func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done string, most float64,
 	change func(ctx context.Context, b *bucket) error,
 ) error {
 	return a.withBucketOf(ctx, f, args, func(ctx context.Context, db *database, b *bucket) error {
 		if b.why != nil {
 			return misused("%w", b.why)
+		}
+		before, err := b.view(ctx, db)
+		if err != nil {
+			return err
 		}
 		if err := change(ctx, b); err != nil {
 			return forSlots(err)
@@ -172,9 +178,31 @@ func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done, und
 			t.field("key", keyText(v.Key))
 			t.field("level", levelWords(v.Level))
 			t.field("policy", v.Policy.String())
-			t.field("undo", undo)
+			t.field("undo", undoGift(f, args, before.Level, most))
 		})
 	})
+}
+
+// undoGift returns the command that takes what was given to a bucket, or nothing if none does: of slots, of debt, and
+// of a bucket that was full.
+func undoGift(f *bucketFlags, args []string, before *inspect.Level, most float64) string {
+	if before == nil || before.Tokens < 0 || before.Value.Limit.Spec().Kind == ratelimit.KindConcurrency {
+		return ""
+	}
+	given := math.Floor(min(most, before.Capacity-before.Tokens)*1e6) / 1e6
+	if given <= 0 {
+		return ""
+	}
+	undo := undoOf("take", args, f.stored) + " --cost " + strconv.FormatFloat(given, 'f', -1, 64)
+	for _, flag := range [][2]string{{"--plan", f.plan}, {"--policy", f.policy}} {
+		if flag[1] != "" {
+			undo += " " + flag[0] + " " + shellWord(flag[1])
+		}
+	}
+	if f.noPlan {
+		undo += " --no-plan"
+	}
+	return undo
 }
 
 func (a *app) resetCommand() *cobra.Command {
@@ -194,7 +222,7 @@ resume. Without KEY it fills the shared bucket.`,
 		if err := a.confirm(ctx, "Fill %s of %s, and forget what it owes?", which, args[0]); err != nil {
 			return err
 		}
-		return a.give(ctx, &f, args, "filled", "",
+		return a.give(ctx, &f, args, "filled", math.Inf(1),
 			func(ctx context.Context, b *bucket) error { return b.limiter.Reset(ctx, b.request) })
 	})
 	return a.withYes(a.withOutput(a.withBucket(cmd, &f)))
@@ -211,11 +239,7 @@ before you repeat it. Without KEY it returns them to the shared bucket.`,
 		Args:    limitAndKey,
 		Example: "  ratelimit credit sendMessage ada --cost 2",
 	}, func(ctx context.Context, args []string) error {
-		undo := undoOf("take", args, f.stored) + " --cost " + fmt.Sprint(cost)
-		if f.plan != "" {
-			undo += " --plan " + shellWord(f.plan)
-		}
-		return a.give(ctx, &f, args, "credited", undo, func(ctx context.Context, b *bucket) error {
+		return a.give(ctx, &f, args, "credited", cost, func(ctx context.Context, b *bucket) error {
 			return b.limiter.Credit(ctx, b.request.Cost(cost))
 		})
 	})
