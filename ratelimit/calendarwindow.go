@@ -72,7 +72,6 @@ func (p CalendarWindow) String() string {
 	return text + describeRest(p.MaxReserved, 1)
 }
 
-// zone returns the time zone's name.
 func (p CalendarWindow) zone() string {
 	if p.Zone == "" {
 		return "UTC"
@@ -158,7 +157,6 @@ var zoneName = regexp.MustCompile(`^([A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)+|
 // zones are the time zones that were loaded, by name. They are never forgotten: some 600 exist.
 var zones sync.Map //nolint:gochecknoglobals // a memo of time.LoadLocation, so that equal calendars have the same zone
 
-// zoneOf returns the time zone called name, or an error.
 func zoneOf(name string) (zone *time.Location, err error) {
 	if known, found := zones.Load(name); found {
 		zone, _ = known.(*time.Location)
@@ -259,7 +257,6 @@ func firstInstant(local time.Time, zone *time.Location) int64 {
 	return low * time.Second.Microseconds()
 }
 
-// calendarText is a CalendarWindow as text.
 type calendarText struct {
 	Kind         Kind     `json:"kind"`
 	Rate         float64  `json:"rate"`

@@ -21,7 +21,6 @@ const (
 	verbReserve = "reserve"
 )
 
-// call is one call of a verb over requests.
 type call struct {
 	store.Call
 	plan plan
@@ -105,7 +104,6 @@ func (l *Limiter) Reset(ctx context.Context, requests ...Request) error {
 	return err
 }
 
-// costless returns the requests with a cost of 0.
 func costless(requests []Request) []Request {
 	free := make([]Request, len(requests))
 	for i, r := range requests {

@@ -44,7 +44,6 @@ func (p Concurrency) String() string {
 	return fmt.Sprintf("%d at a time, leases of %s", p.Slots, words.Span(p.lease()))
 }
 
-// lease returns the length of a lease, or its default.
 func (p Concurrency) lease() time.Duration {
 	if p.Lease == 0 {
 		return time.Minute
@@ -102,7 +101,6 @@ func checkSlots(limit Limit, cost float64) error {
 	return nil
 }
 
-// slotsText is a Concurrency as text.
 type slotsText struct {
 	Kind  Kind `json:"kind"`
 	Slots int  `json:"slots"`

@@ -162,7 +162,6 @@ func (p *plan) decision(states []State, now int64) Decision {
 	return d
 }
 
-// add adds the state of one limit to the decision on all of them.
 func (d *Decision) add(s *State, isFirst bool) {
 	if isFirst || s.Remaining < d.Remaining {
 		d.Remaining = s.Remaining

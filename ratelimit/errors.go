@@ -177,7 +177,6 @@ func isUnavailable(err error) bool {
 	}
 }
 
-// isOfContext reports whether err says that ctx has ended.
 func isOfContext(ctx context.Context, err error) bool {
 	ended := ctx.Err()
 	return ended != nil && (errors.Is(err, ended) || pgerr.Code(err) == pgerr.QueryCanceled)
@@ -216,7 +215,6 @@ type callError struct {
 func (e *callError) Error() string { return e.text }
 func (e *callError) Unwrap() error { return e.err }
 
-// prefix is the beginning of every error text of this package.
 const prefix = "ratelimit: "
 
 // prefixed returns err with a text that has the prefix only once, at its beginning.
@@ -224,7 +222,6 @@ func prefixed(err error) error {
 	return &callError{prefix + strings.ReplaceAll(err.Error(), prefix, ""), err}
 }
 
-// during returns err with the action that failed.
 func during(doing string, err error) error { return prefixed(fmt.Errorf("%s: %w", doing, err)) }
 
 // toThePrimary tells what to do if a server is read-only.

@@ -59,7 +59,6 @@ func (p FixedWindow) compile() (bucket.Terms, error) {
 	return t, nil
 }
 
-// fixedText is a FixedWindow as text.
 type fixedText struct {
 	bucketText
 	Start instantText `json:"start,omitzero"`
@@ -154,7 +153,6 @@ func dividing(us int64) int64 {
 	}
 }
 
-// slidingText is a SlidingWindow as text.
 type slidingText struct {
 	Kind   Kind    `json:"kind"`
 	Rate   float64 `json:"rate"`

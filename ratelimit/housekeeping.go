@@ -326,7 +326,6 @@ func ruledTerms(source Policies, name string) (terms []bucket.Terms) {
 	return terms
 }
 
-// prunePages returns the parts of the buckets table that Prune works through.
 func prunePages(ctx context.Context, l *Limiter) (*store.PrunePages, error) {
 	ctx, cancel := l.config.bounded(ctx)
 	defer cancel()

@@ -104,7 +104,6 @@ func (p *plan) limitOf(i int) Limit {
 	return p.of[p.asked[i].ask].limit
 }
 
-// lease returns the lease that the call has acquired by its decision.
 func (c *call) lease(requests []Request, d Decision) Lease {
 	id := slots.ID{Fence: max(d.At.UnixMicro(), 1)}
 	first := int64(0) // the earliest end

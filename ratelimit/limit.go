@@ -21,7 +21,6 @@ type Limit struct {
 	made unique.Handle[definition] // one word; == compares it
 }
 
-// definition is the content of a Limit.
 type definition struct {
 	name   string
 	policy Policy       // an *incomparable if == cannot compare its type
@@ -54,10 +53,8 @@ func limitOf(name string, policy Policy, t bucket.Terms) Limit {
 	return Limit{unique.Make(d)}
 }
 
-// capacity returns the maximum number of tokens of a bucket.
 func (d definition) capacity() float64 { return d.terms.Capacity * float64(d.shards) }
 
-// definition returns the content of the limit, empty for the zero Limit.
 func (l Limit) definition() definition {
 	if l == (Limit{}) {
 		return definition{}
@@ -283,7 +280,6 @@ func UUID[T ~[16]byte](id T) string {
 	return digits[:8] + "-" + digits[8:12] + "-" + digits[12:16] + "-" + digits[16:20] + "-" + digits[20:]
 }
 
-// requestText is a request as JSON.
 type requestText struct {
 	Limit  string          `json:"limit"`
 	Key    string          `json:"key,omitempty"`

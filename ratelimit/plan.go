@@ -43,7 +43,6 @@ type plan struct {
 	oneAsked [1]asked
 }
 
-// asked is a request of the call, in the order of the requests.
 type asked struct {
 	ask   int    // index into asks; -1 if the answer is known
 	known *State // the answer, if the limit is off, paused, or in shadow and can never give the cost
@@ -159,7 +158,6 @@ func (p *plan) firstLimit() string {
 	return p.asks[p.asked[0].ask].Key.Name
 }
 
-// plans returns the plan of the key of each row of the buckets.
 func (p *plan) plans() (plans []string) {
 	for i := range p.of {
 		plans = append(plans, slices.Repeat([]string{p.of[i].plan}, p.of[i].shards)...)
@@ -270,7 +268,6 @@ func (p *plan) move(place []int) {
 	}
 }
 
-// checkMost returns an error if cost, a sum of checked costs, is above most.
 func checkMost(limit Limit, cost, most float64) error {
 	if cost <= most {
 		return nil
@@ -350,7 +347,6 @@ func hashKey(secret []byte, name, key string) string {
 // key do.
 func (l Limit) termsFor(key string) bucket.Terms { return termsFor(l.terms(), l.Name(), key) }
 
-// termsFor returns the terms of the bucket of key, for a limit called name with the terms t.
 func termsFor(t bucket.Terms, name, key string) bucket.Terms {
 	if !bucket.IsSeeded(&t) {
 		return t

@@ -106,7 +106,6 @@ func without[T comparable](v, standard T) (zero T) {
 	return v
 }
 
-// span is a time.Duration as text.
 type span time.Duration
 
 func (s span) MarshalJSON() ([]byte, error) { return json.Marshal(words.Span(time.Duration(s))) }
@@ -187,7 +186,6 @@ func (m *maxDebt) tokens() float64 {
 	return cmp.Or(float64(*m), None)
 }
 
-// instantText is a Start as text.
 type instantText struct{ time.Time }
 
 func (t instantText) MarshalJSON() ([]byte, error) { return t.UTC().MarshalJSON() }
@@ -275,7 +273,6 @@ func (l Limit) Spec() Spec {
 	return n
 }
 
-// kindOf returns the name of the kind of policy that has the terms.
 func kindOf(t *bucket.Terms) Kind {
 	switch t.Kind.(type) {
 	case bucket.Sliding:

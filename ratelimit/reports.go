@@ -63,7 +63,6 @@ func Observers(observers ...Observer) Observer {
 	return told
 }
 
-// recovering is an Observer that recovers panics.
 type recovering struct{ Observer }
 
 func (r recovering) Observe(ctx context.Context, e event.Event) {
@@ -221,7 +220,6 @@ func (r *reports) ended(after *afterCommit) {
 	}
 }
 
-// done reports an answered call.
 func (r *reports) done(ctx context.Context, c *call, d *Decision) {
 	if c.change != nil || d.Allowed && !c.Look && !c.isRecalled() {
 		r.invalidate(c.Asks)
@@ -291,7 +289,6 @@ func (r *reports) elapsed(began time.Time) time.Duration {
 	return time.Since(began)
 }
 
-// asks reports whether c is a call that asks for tokens or slots.
 func (c *call) asks() bool {
 	return c.Verb == verbTake || c.Verb == verbReserve || c.Verb == verbAcquire
 }

@@ -116,7 +116,6 @@ func optionalTime(us *int64) time.Time {
 
 var validID = regexp.MustCompile(`^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 
-// readyFor is ready for a call on the reservation id.
 func (l *Limiter) readyFor(ctx context.Context, verb, id string) error {
 	if err := l.ready(ctx, verb); err != nil {
 		return err
@@ -201,7 +200,6 @@ func failedOn(ctx context.Context, l *Limiter, verb, id string, err error, began
 	return err
 }
 
-// lifeIn returns the operations on reservations in the transaction of tx.
 func lifeIn(tx *Limiter) *reserved.Life {
 	return &reserved.Life{
 		Session: &tx.session, Owner: reserving{tx}, ExpireAfter: tx.config.ExpireAfter,
@@ -249,7 +247,6 @@ func (l reserving) Ended(ctx context.Context, r *reserved.Reservation, amounts [
 	}
 }
 
-// reservation returns the reservation that the call made, or nil.
 func (c *call) reservation() *reserved.Reservation {
 	r, _ := c.Record.(*reserved.Reservation)
 	return r

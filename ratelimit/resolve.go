@@ -125,7 +125,6 @@ func (c *Config) estimate() int64 {
 	return now.UnixMicro()
 }
 
-// needsNow reports whether the rule depends on the time.
 func (r *Ruling) needsNow() bool {
 	return r.pausedUntil > bucket.MinInstant || len(r.revisions) > 1
 }
@@ -172,7 +171,6 @@ type policies struct {
 	count atomic.Int64
 }
 
-// usage is the policies of one name.
 type usage struct {
 	last atomic.Pointer[Limit]              // the latest policy
 	seen [maxPolicies]atomic.Pointer[Limit] // distinct policies; a new one replaces the oldest
@@ -199,10 +197,8 @@ func (p *policies) note(name string, limit Limit) (other *Limit) {
 	return found.(*usage).note(limit)
 }
 
-// isEmpty reports whether no limit was used.
 func (p *policies) isEmpty() bool { return p == nil || p.count.Load() == 0 }
 
-// of returns the policies of a name, or nil.
 func (p *policies) of(name string) *usage {
 	if p == nil {
 		return nil

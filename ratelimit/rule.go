@@ -133,7 +133,6 @@ type Ruling struct {
 	pausedUntil int64 // microseconds since 1970
 }
 
-// revision is a checked Revision.
 type revision struct {
 	from  int64
 	limit Limit
@@ -197,7 +196,6 @@ func checkChange(from, to Limit, change bucket.Change) error {
 	return nil
 }
 
-// check returns the checked revision, and its change, for the limit.
 func (e Revision) check(limit Limit) (revision, bucket.Change, error) {
 	of := revision{limit: limit, mode: e.Mode, name: e.Name, unit: e.Unit}
 	switch e.Mode {

@@ -223,7 +223,6 @@ func learned(ctx context.Context, l *Limiter, q *store.Settlement) (next *store.
 	return next
 }
 
-// ended reports the end of a reservation.
 func (l *Limiter) ended(ctx context.Context, e *store.Ended) {
 	l.endedAt(ctx, store.Charged{Key: e.Key, Amount: e.Amount})
 	for _, c := range e.Others {
@@ -231,7 +230,6 @@ func (l *Limiter) ended(ctx context.Context, e *store.Ended) {
 	}
 }
 
-// endedAt is ended for a bucket.
 func (l *Limiter) endedAt(ctx context.Context, c store.Charged) {
 	if c.Amount != 0 {
 		l.reports.invalidate([]bucket.Ask{{Key: c.Key}})
@@ -340,7 +338,6 @@ func recordOf(ctx context.Context, l *Limiter, requests []Request) (*reserved.Re
 	return r, nil
 }
 
-// turnBy returns the turn of a reservation that change returns.
 func turnBy(ctx context.Context, l *Limiter, verb, id string, keyed bool,
 	change func(ctx context.Context, life *reserved.Life) (reserved.Turn, error),
 ) (turn Turn, err error) {

@@ -26,7 +26,6 @@ const rowTime = 10 * time.Millisecond
 func (p TokenBucket) shards() int { return p.Shards }
 func (p FixedWindow) shards() int { return p.Shards }
 
-// shardsOf returns the number of rows of a bucket under a policy.
 func shardsOf(policy Policy) int {
 	if p, ok := policy.(interface{ shards() int }); ok {
 		return max(p.shards(), 1)

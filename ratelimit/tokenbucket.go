@@ -159,7 +159,6 @@ func compile(rate float64, period time.Duration, capacity, maxReserved float64, 
 	return timesTokens(t, 1/float64(max(shards, 1))), nil
 }
 
-// describe returns the rate and capacity of a policy as text.
 func describe(rate float64, period time.Duration, capacity float64) string {
 	text := words.Rate(rate, period)
 	switch capacity {
@@ -171,7 +170,6 @@ func describe(rate float64, period time.Duration, capacity float64) string {
 	return text + ", capacity " + words.Number(capacity)
 }
 
-// bucketText is a TokenBucket as text.
 type bucketText struct {
 	Kind        Kind     `json:"kind"`
 	Rate        float64  `json:"rate"`

@@ -162,7 +162,6 @@ type valueJSON struct {
 	Now      int64     `json:"now_us"`
 }
 
-// windows are consecutive windows of the same length.
 type windows struct {
 	Period int64 `json:"period_us"`
 	Start  int64 `json:"start_us,omitempty"`

@@ -272,7 +272,6 @@ func (b *Batcher[T]) findSlow() (found bool) {
 	return found
 }
 
-// slowAfter returns how long after its start the batch is slow.
 func (f *batch[T]) slowAfter() time.Duration {
 	if len(f.keeps) > 1 {
 		return wideSlowAfter
@@ -342,7 +341,6 @@ func (b *Batcher[T]) run(f *batch[T], inline bool) (next *batch[T]) {
 	return next
 }
 
-// of returns what the calls are about.
 func (f *batch[T]) of() []*T {
 	if len(f.calls) == 1 {
 		c := f.calls[0]

@@ -58,7 +58,6 @@ type Answer struct {
 	Absent  bool  // whether there is no row, and State is a full one
 }
 
-// anyOf reports whether one of the asks is so.
 func anyOf(asks []Ask, is func(a *Ask) bool) bool {
 	for i := range asks {
 		if is(&asks[i]) {

@@ -69,7 +69,6 @@ func (s State) leasesAt(now int64) []Held {
 	return slices.DeleteFunc(s.Leases(), func(h Held) bool { return h.End <= now })
 }
 
-// slotsOf returns how many slots the leases hold together.
 func slotsOf(leases []Held) (slots int64) {
 	for _, h := range leases {
 		slots += h.Slots
@@ -209,7 +208,6 @@ func (a *Ask) NewLease(r *Answer) (taken Held, found bool) {
 	return leases[len(leases)-1], true
 }
 
-// withFence returns the state with another fencing number for the newest lease.
 func (s State) withFence(fence int64) State {
 	leases := slices.Clone(s.Parts.Leases)
 	leases[0], leases[len(leases)-3] = fence, fence

@@ -16,7 +16,6 @@ type Ledger struct {
 	marks        []mark
 }
 
-// mark is what happened to a row.
 type mark struct{ absent, changed bool }
 
 // NewLedger returns a ledger with the rows of the calls' buckets, which are still to be read.

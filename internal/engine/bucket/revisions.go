@@ -79,7 +79,6 @@ func (e *Revisions) span(revision int32) (since, until int64) {
 	return e.since(revision), e.since(revision + 1)
 }
 
-// since returns the instant at which a revision begins.
 func (e *Revisions) since(revision int32) int64 {
 	if e == nil {
 		return math.MinInt64

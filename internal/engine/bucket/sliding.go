@@ -213,7 +213,6 @@ func (r Sliding) base(totals []float64, passed int64) float64 {
 	return totals[min(int64(r.Slices)+1-passed, int64(len(totals))-1)]
 }
 
-// needed returns how many of the totals count.
 func (r Sliding) needed(totals []float64) int { return min(int(r.Slices)+2, len(totals)) }
 
 // left returns what the totals leave of the Capacity.

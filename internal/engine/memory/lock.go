@@ -63,7 +63,6 @@ func (tx *Tx) acquire(ctx context.Context, row any) error {
 	return err
 }
 
-// waitsFor reports whether the holder of the lock waits for tx, directly or through others.
 func (l *lock) waitsFor(tx *Tx) bool {
 	for l != nil && l.holder != tx {
 		l = l.holder.waiting

@@ -19,7 +19,6 @@ import (
 // statements of the application.
 func (p Pool) OpenSQL(rows *sql.DB) *sql.DB { return sql.OpenDB(&connector{db: p.db, rows: rows}) }
 
-// connector makes connections that are a DB's.
 type connector struct {
 	db   *DB
 	rows *sql.DB // nil: there is none
@@ -47,7 +46,6 @@ func (c *connector) Open(string) (driver.Conn, error) { return c.Connect(context
 // Engine returns the Engine for calls outside a transaction.
 func (c *connector) Engine() store.Ledgers { return &Tx{DB: c.db, alone: true} }
 
-// sqlConn is a connection, and the transaction that was begun on it.
 type sqlConn struct {
 	*connector
 
@@ -57,7 +55,6 @@ type sqlConn struct {
 	marks  []savepoint
 }
 
-// savepoint is a savepoint that was set by SQL.
 type savepoint struct {
 	name string
 	mark mark
@@ -234,7 +231,6 @@ func arguments(args []driver.NamedValue) []any {
 	return all
 }
 
-// sqlStmt is a statement that was prepared.
 type sqlStmt struct {
 	conn  *sqlConn
 	query string

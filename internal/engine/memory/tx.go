@@ -64,7 +64,6 @@ func (tx *Tx) lock(ctx context.Context, row any) error {
 	return err
 }
 
-// bucket returns the state of a row as the transaction sees it.
 func (tx *Tx) bucket(k bucket.Key) (s bucket.State, found bool) {
 	if own, wrote := tx.writes.buckets[k]; wrote {
 		return own, true
@@ -358,14 +357,12 @@ func copyOf(r *reserved.Reservation) *reserved.Reservation {
 	return &c
 }
 
-// isFailed reports whether the transaction can only be rolled back.
 func (tx *Tx) isFailed() bool {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()
 	return tx.failed
 }
 
-// commit makes the writes visible to others.
 func (tx *Tx) commit() error {
 	tx.mu.Lock()
 	defer tx.mu.Unlock()

@@ -44,7 +44,6 @@ type route struct {
 	mode                 pgx.QueryExecMode
 }
 
-// loss is that statements got lost on a route.
 type loss struct {
 	err   error
 	found time.Time

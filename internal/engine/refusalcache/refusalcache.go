@@ -113,7 +113,6 @@ func (c *Cache) find(a *bucket.Ask) (found *entry, now int64) {
 	return found, now
 }
 
-// refuses reports whether the entry refuses any cost.
 func (e *entry) refuses() bool { return !math.IsInf(e.cost, 1) }
 
 // tell returns the answer to an ask that the entry refuses, or that is refused because of another limit.

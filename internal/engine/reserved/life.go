@@ -191,7 +191,6 @@ func (l *Life) Start(ctx context.Context, id string, paused *int64, lost *Reserv
 	}
 }
 
-// startLocked is Start of a reservation that it locks.
 func (l *Life) startLocked(ctx context.Context, id string, lost *Reservation) (t Turn, err error) {
 	var r *Reservation
 	if lost == nil {
@@ -239,7 +238,6 @@ func (l *Life) keep(r *Reservation, from int64) {
 	r.ExpiresUs = max(r.ExpiresUs, from+l.ExpireAfter.Microseconds())
 }
 
-// until returns how long it takes until an instant.
 func (r *Reservation) until(us int64) time.Duration {
 	return time.Duration(max(0, us-r.NowUs)) * time.Microsecond
 }

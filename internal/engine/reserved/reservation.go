@@ -125,7 +125,6 @@ func NewReserved(key bucket.Key, plan string, cost float64, t *bucket.Terms) Res
 	return b
 }
 
-// setTerms sets the terms under which the bucket was taken from.
 func (b *Reserved) setTerms(t *bucket.Terms) {
 	b.Capacity, b.Rate, b.Steps, b.Lowest = t.Capacity, t.Rate, t.Steps, -t.MaxDebt
 	b.StepUs, b.PhaseUs, b.Calendar = t.Step, t.Phase, ""
@@ -156,7 +155,6 @@ func ReadyAt(asks []bucket.Ask, answers []bucket.Answer, notBefore int64) (paid 
 	return paid, owed, ready
 }
 
-// newID returns a random UUID (RFC 9562, version 4).
 func newID() string {
 	var b [16]byte
 	rand.Read(b[:]) // never fails

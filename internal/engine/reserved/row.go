@@ -9,7 +9,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
 )
 
-// parameters returns the parameters of reservation_save.sql.
 func (r *Reservation) parameters() []any {
 	b := &r.Buckets[0]
 	return []any{
@@ -36,7 +35,6 @@ func (r *Reservation) setKnown() {
 	r.known = &store.Known{State: r.State, ReadyUs: r.ReadyUs, StartedUs: r.StartedUs, ExpiresUs: r.ExpiresUs}
 }
 
-// end returns the end of a reservation that was open when it was read.
 func (r *Reservation) end() store.End {
 	b := &r.Buckets[0]
 	e := store.End{
@@ -64,7 +62,6 @@ func orNull(s string) *string {
 	return &s
 }
 
-// columnsOf returns the columns of a row that scan reads.
 func columnsOf(prefix string) string {
 	return prefix + strings.ReplaceAll("state,ready_us,stale_us,started_us,expires_us,release,name,key,shard,plan,"+
 		"calendar,cost,capacity,rate,steps,step_us,phase_us,lowest,paid_us,owed,settled,others", ",", ","+prefix) + "::text"

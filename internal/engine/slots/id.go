@@ -89,7 +89,6 @@ func Parse(text string, valid func(of *Share) bool) (*ID, error) {
 	return id, nil
 }
 
-// decode is Parse for the bytes that are encoded.
 func decode(b []byte, valid func(of *Share) bool) (id *ID, whole bool) {
 	whole = true
 	rest := bytes.NewReader(b)

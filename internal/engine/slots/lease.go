@@ -34,7 +34,6 @@ func (l *Leases) One() *store.LeaseChange {
 	return &l.changes()[0]
 }
 
-// changes returns the changes of the leases.
 func (l *Leases) changes() []store.LeaseChange {
 	changes := make([]store.LeaseChange, len(l.Asks))
 	for i := range changes {

@@ -13,7 +13,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 )
 
-// rowAsk is an element of p_asks of decide_rows_1.
 type rowAsk struct {
 	Name   string  `json:"name"`
 	Key    string  `json:"key"`
@@ -40,7 +39,6 @@ type rowAsk struct {
 	*keptColumns
 }
 
-// policyColumns are the numbers of a policy.
 type policyColumns struct {
 	Capacity float64 `json:"capacity"`
 	Rate     float64 `json:"rate"`
@@ -85,7 +83,6 @@ func slicesOf(t *bucket.Terms) *int32 {
 	return nil
 }
 
-// change is what a call wants of one bucket.
 type change struct {
 	ask    *bucket.Ask
 	verb   string  // of decide_rows_1
@@ -147,10 +144,8 @@ func elementsOf(changes []change, seen []*int64, now int64) []rowAsk {
 // with a row of an earlier policy.
 const mostRounds = 16
 
-// errUndecided is the error for a call that was never decided.
 var errUndecided = errors.New("the policies or the rows of the call have changed each time that it was decided")
 
-// takesOf returns what the call takes.
 func takesOf(asks []bucket.Ask) []change {
 	verb, changes := "take", make([]change, len(asks))
 	if bucket.AllCostless(asks) && !bucket.AnyHolds(asks) {
@@ -209,7 +204,6 @@ func (s *Session) decideBy(ctx context.Context, changes []change, found []bucket
 	return nil, errUndecided
 }
 
-// inquiry is what decide_rows_1 is asked about changes.
 type inquiry struct {
 	changes []change
 	found   []bucket.Answer // what it has found; empty: it was not asked yet
@@ -286,7 +280,6 @@ func (s *Session) askInGeneral(ctx context.Context, asks []bucket.Ask, elements 
 	return answers, decided, generalError(err, asks, first)
 }
 
-// generalParameters returns the parameters of decide_rows_1.
 func (u *Unit) generalParameters(elements []byte, asOf *int64, first *int32, relaxed bool) []any {
 	isAlone := u.mode == alone
 	return []any{string(elements), asOf, first, int32(u.waitForOthers().Milliseconds()), isAlone, isAlone && relaxed}

@@ -30,7 +30,6 @@ type group struct {
 	first [1]*Call
 }
 
-// row is a bucket of a batch.
 type row struct {
 	calls   int  // that take from the bucket
 	several bool // whether one of them is over several limits
@@ -86,7 +85,6 @@ func planOf(calls []*Call) *plan {
 // onlyLooks reports whether nothing is taken for the call in this round.
 func (c *Call) onlyLooks() bool { return c.Look || c.heldBy != nil }
 
-// isOfOneRow reports whether the plan is one statement for one row.
 func (p *plan) isOfOneRow() bool {
 	return len(p.groups) == 1 && len(p.several)+len(p.others) == 0
 }
@@ -112,7 +110,6 @@ func (p *plan) add(c *Call) (added bool) {
 	return added
 }
 
-// fits reports whether the ask is for the row under the same policy.
 func (r *row) fits(a *bucket.Ask) bool { return r.ask.Key == a.Key && r.ask.Terms == a.Terms }
 
 // addToRow adds a call for one bucket to the group of calls for it.

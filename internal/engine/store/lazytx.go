@@ -158,7 +158,6 @@ func (tx *LazyTx) QueryRow(ctx context.Context, sql string, arguments ...any) pg
 // RowOf returns the first of rows, or the error of the statement.
 func RowOf(rows pgx.Rows, err error) pgx.Row { return &firstRow{rows, err} }
 
-// firstRow is what RowOf returns.
 type firstRow struct {
 	rows pgx.Rows
 	err  error
@@ -291,7 +290,6 @@ func (tx *LazyTx) Rollback(ctx context.Context) error {
 	return tx.Tx.Rollback(ctx)
 }
 
-// end returns the connection.
 func (tx *LazyTx) end() {
 	tx.ended = true
 	if tx.pooled != nil {
@@ -309,7 +307,6 @@ func queryLast(results pgx.BatchResults) (pgx.Rows, error) {
 	return &lastRows{Rows: rows, results: results}, nil
 }
 
-// lastRows are rows that end a batch.
 type lastRows struct {
 	pgx.Rows
 	results pgx.BatchResults

@@ -12,7 +12,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 )
 
-// leaseRows are leases as the array parameters of a statement.
 type leaseRows struct {
 	names, keys         array[text]
 	fences, ends, slots array[bigint]
@@ -84,7 +83,6 @@ type LeaseChange struct {
 	NowUs, End int64 // End is after a renewal
 }
 
-// changesInSQL reports whether functions in the server change a lease.
 func (s *Session) changesInSQL(c *LeaseChange) bool {
 	return s.memory == nil && (s.mode != alone || s.waitFor == nil) && bucket.Holds(&c.Ask.Terms)
 }
@@ -148,7 +146,6 @@ func (s *Session) ChangeLeases(ctx context.Context, leases []LeaseChange) error 
 	return err
 }
 
-// decide sets the outcome.
 func (c *LeaseChange) decide(held bool, now, end int64) {
 	c.Decided, c.Held, c.NowUs, c.End = true, held, now, end
 }
@@ -227,10 +224,8 @@ type acquired struct{ fence, end, last int64 } // the first number, the end of e
 // would get.
 const fenceStep = 1 << 16
 
-// ok reports whether there are such leases.
 func (a acquired) ok() bool { return a.end > 0 }
 
-// acquireParameters returns the parameters of acquire_set_1 for rows under one policy.
 func (s *Session) acquireParameters(rows []*row, waits bool) []any {
 	n := len(rows)
 	keys, sums, counts := make(array[text], n), make(array[double], n), make(array[bigint], n)

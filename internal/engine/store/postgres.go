@@ -21,7 +21,6 @@ import (
 // savepoint is the place to which a call in a caller's transaction goes back, if it's refused after it has locked rows.
 const savepoint = "ratelimit_take"
 
-// postgres is the Engine on tables of Postgres.
 type postgres struct{}
 
 // Read reads rows by buckets_read.sql, or by read_rows_1.
@@ -75,7 +74,6 @@ func (postgres) QueueBound(batch *pgx.Batch, u *Unit, most time.Duration) {
 //go:embed sql/*.sql
 var files embed.FS
 
-// statements are the SQL texts for one schema.
 type statements struct {
 	take, slide, decide, decideRows, decideGroups, spend, spendWindows string // the calls of functions
 	acquire, acquireSet, release, releaseSet, renewLease               string
@@ -162,7 +160,6 @@ func newStatements(schema string) (s statements) {
 	return s
 }
 
-// callOf is Store.Function for a schema.
 func callOf(schema, function string, parameters int, columns string) string {
 	call := []byte("SELECT " + columns + " FROM " + pgx.Identifier{schema, function}.Sanitize() + "(")
 	for n := 1; n <= parameters; n++ {
@@ -217,7 +214,6 @@ func answeredAll(answers []bucket.Answer, rows []bucket.Ask) error {
 	return nil
 }
 
-// columns are asks as the array parameters of a statement.
 type columns struct {
 	names, keys                             array[text]
 	shards                                  array[integer]
@@ -280,7 +276,6 @@ func keyColumns(n int, key func(i int) bucket.Key) (names, keys array[text], sha
 	return names, keys, shards
 }
 
-// rowParameters returns the parameters of the statements that read rows.
 func (u *Unit) rowParameters(rows []bucket.Ask) []any {
 	names, keys, shards := keysOf(rows)
 	return []any{names, keys, shards, u.AsOf()}

@@ -540,7 +540,6 @@ func (u *Unit) settleParameters(q *Settlement, wait *int32) []any {
 	}
 }
 
-// costsText returns p_costs of settle_costs_1.
 func (q *Settlement) costsText() (string, error) {
 	type element struct {
 		Name string  `json:"name"`
@@ -590,7 +589,6 @@ var ErrChanged = errors.New("another call has changed the reservation")
 // codeChanged is the SQLSTATE of functions for that.
 const codeChanged = "RL004"
 
-// asChanged returns ErrChanged for an error that says so.
 func asChanged(err error) error {
 	if pgerr.Code(err) == codeChanged {
 		return ErrChanged

@@ -91,7 +91,6 @@ func (s *Session) runFree(ctx context.Context, calls []*Call, waitFor *bucket.Ke
 	return s.run(ctx, calls, waitFor, round+1)
 }
 
-// heldAmong returns the rows that other transactions hold.
 func (s *Session) heldAmong(ctx context.Context, rows []bucket.Ask) (held map[bucket.Key]bool, err error) {
 	names, keys, shards := keysOf(rows)
 	found, err := s.conn.Query(ctx, s.statements.held, names, keys, shards)
@@ -107,7 +106,6 @@ func (s *Session) heldAmong(ctx context.Context, rows []bucket.Ask) (held map[bu
 	return held, err
 }
 
-// mostWaits returns the most rows that one of the calls has waited for.
 func mostWaits(calls []*Call) (most int) {
 	for _, c := range calls {
 		most = max(most, c.waits)
@@ -283,7 +281,6 @@ func runHalves(calls []*Call, err error, waitFor *bucket.Key, runBatch func(call
 	return append(runBatch(calls[:half]), runBatch(calls[half:])...)
 }
 
-// askForOne reports whether the calls ask for the same bucket and for no other.
 func askForOne(calls []*Call) bool {
 	first := calls[0].Asks[0].Key
 	return !slices.ContainsFunc(calls, func(c *Call) bool { return len(c.Asks) > 1 || c.Asks[0].Key != first })

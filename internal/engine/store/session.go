@@ -67,7 +67,6 @@ func (c *Call) Queueable() *batch.Call[Call] {
 	return &c.Call
 }
 
-// blockedBy returns the call, blocked by row.
 func (c *Call) blockedBy(row bucket.Key) blocked {
 	c.waits++
 	return blocked{Call: &c.Call, Row: row}
@@ -194,7 +193,6 @@ func (s *Session) decideEach(ctx context.Context, calls []*Call, waitFor *bucket
 	return waiting
 }
 
-// runAlone is Run for a batch of one call.
 func (s *Session) runAlone(ctx context.Context, c *Call, waitFor *bucket.Key) []blocked {
 	if waitFor != nil {
 		s = s.waitingFor(waitFor, c.waits)
@@ -213,7 +211,6 @@ func (s *Session) runAlone(ctx context.Context, c *Call, waitFor *bucket.Key) []
 	return nil
 }
 
-// way is how a call is decided.
 type way uint8
 
 const (

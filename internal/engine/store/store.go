@@ -250,7 +250,6 @@ type Engine interface {
 		termsOf map[string][]bucket.Terms) (deleted int64, gotLock bool, err error)
 }
 
-// verdict is the answer of a statement to a call.
 type verdict uint8
 
 const (
@@ -291,7 +290,6 @@ func EngineOf(conn Conn) Ledgers {
 	return nil
 }
 
-// engineOf is EngineOf for a store that is on one.
 func (s *Store) engineOf(conn Conn) Ledgers {
 	if s == nil || !s.inMemory {
 		return nil

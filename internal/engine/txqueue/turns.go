@@ -98,7 +98,6 @@ func (qs *Queues) sweep() {
 	}
 }
 
-// isHot reports whether transactions queue.
 func (qs *Queues) isHot(q *queue) bool {
 	return q != nil && (q.users > 0 || !qs.Now().After(q.hotUntil))
 }
@@ -159,7 +158,6 @@ type Ticket struct {
 	heads  []head  // that the attempt has or, when it has ended, had
 }
 
-// head is the head of a queue.
 type head struct {
 	of     bucket.Key
 	queue  *queue

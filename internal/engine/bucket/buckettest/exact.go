@@ -268,7 +268,6 @@ func (b *ExactBucket) isOpen(tokens *big.Rat, e exactEra) bool {
 // and shares no code with the package that it checks. A ts that lies more than a minute in the future is the mark of a
 // wrong clock, and is set to now without credit.
 
-// exactPolicy is a policy in rational numbers.
 type exactPolicy struct {
 	windows  bool
 	rate     *big.Rat
@@ -285,7 +284,6 @@ type exactBucket struct {
 	of    *big.Rat // the capacity that value is left of
 }
 
-// exactly returns the policy that has the terms t.
 func exactly(t bucket.Terms) exactPolicy {
 	return exactPolicy{
 		windows: t.Step > 1, start: t.Phase, // windows of a microsecond are a token bucket
