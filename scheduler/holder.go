@@ -102,7 +102,9 @@ func (m *holding) Work(ctx context.Context, job *rivertype.JobRow, work func(con
 	if len(requests) == 0 {
 		return work(ctx)
 	}
-	lease, err := guard.Take(ctx, h.limiter, requests)
+	deciding, cancel := guard.Deciding(ctx, decideTimeout) // or a client that stops would leave slots held
+	defer cancel()
+	lease, err := guard.Take(deciding, h.limiter, requests)
 	switch {
 	case isInTheWay(ctx, err):
 		return river.JobSnooze(h.snooze(h.config.MaxSnooze))
@@ -113,6 +115,9 @@ func (m *holding) Work(ctx context.Context, job *rivertype.JobRow, work func(con
 	}
 	held, release := h.limiter.KeepAlive(ctx, lease)
 	defer release()
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("scheduler: hold: %w", err)
+	}
 	err = work(held)
 	release()
 	return h.ended(ctx, held, job, err)
@@ -122,7 +127,7 @@ func (m *holding) Work(ctx context.Context, job *rivertype.JobRow, work func(con
 func isInTheWay(ctx context.Context, err error) bool {
 	return ratelimit.IsRetryable(err) || errors.Is(err, ratelimit.ErrContended) ||
 		errors.Is(err, ratelimit.ErrOverloaded) ||
-		errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil // the time of the limiter's Config.Timeout
+		errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil // decideTimeout, or the limiter's
 }
 
 // ended returns the error to report to River for a job that has returned err. A job that succeeded although its lease

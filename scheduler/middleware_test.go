@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
 	"github.com/pgratelimit/pgratelimit/rules"
 	"github.com/pgratelimit/pgratelimit/scheduler"
@@ -339,6 +340,47 @@ func TestHolderReleases(t *testing.T) {
 
 // TestHolderSnoozesJobsWithoutASlot promises that a job which others keep from a decision is snoozed, and loses no
 // attempt.
+// TestAJobThatIsStoppedLearnsWhatItTook promises that the slot of a job whose client stops meanwhile is free at once,
+// and that its reservation is known.
+func TestAJobThatIsStoppedLearnsWhatItTook(t *testing.T) {
+	t.Parallel()
+	slot := ratelimit.Define("slot", ratelimit.Concurrency{Slots: 1, Lease: time.Hour})
+	ctx, stop := context.WithCancel(t.Context())
+	verbs := map[string]error{}
+	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{
+		Observer: observer(func(ctx context.Context, e event.Event) {
+			if d, ok := e.(ratelimit.Decided); ok {
+				stop()
+				verbs[d.Verb] = ctx.Err()
+			}
+		}),
+	})
+	require.NoError(t, err)
+	h, err := scheduler.NewHolder(limiter, scheduler.HolderConfig{
+		Requests: func(*rivertype.JobRow) ([]ratelimit.Request, error) { return []ratelimit.Request{slot.Global()}, nil },
+	})
+	require.NoError(t, err)
+	holding, _ := h.Middleware().(rivertype.WorkerMiddleware)
+	err = holding.Work(ctx, &rivertype.JobRow{}, func(context.Context) error { panic("it is stopped") })
+	require.ErrorIs(t, err, context.Canceled)
+	v, err := limiter.Value(t.Context(), slot.Global())
+	require.NoError(t, err)
+	require.Empty(t, v.Leases())
+
+	reserving := workerOf(t, limiter, scheduler.Config{
+		Requests: func(*rivertype.JobRow) ([]ratelimit.Request, error) {
+			return []ratelimit.Request{perSecond.Global()}, nil
+		},
+	})
+	err = reserving.Work(ctx, &rivertype.JobRow{}, func(context.Context) error { panic("it is stopped") })
+	require.Error(t, err)
+	require.Equal(t, map[string]error{"acquire": nil, "reserve": nil}, verbs)
+}
+
+type observer func(context.Context, event.Event)
+
+func (o observer) Observe(ctx context.Context, e event.Event) { o(ctx, e) }
+
 func TestHolderSnoozesJobsWithoutASlot(t *testing.T) {
 	t.Parallel()
 	inHolder(t, []ratelimit.Request{oneEach.For("a")}, func(t *testing.T, h *holding) {

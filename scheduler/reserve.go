@@ -7,6 +7,8 @@ import (
 
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 )
 
 // reserve reserves the cost of a job that was inserted without Enqueue, when a worker first takes it up. It returns the
@@ -19,7 +21,9 @@ func (s *Scheduler) reserve(ctx context.Context, job *rivertype.JobRow) (id stri
 	if len(requests) == 0 {
 		return "", nil
 	}
-	r, err := s.limiter.Reserve(ctx, requests...)
+	deciding, cancel := guard.Deciding(ctx, decideTimeout) // or a client that stops could lose it, and the job pay twice
+	defer cancel()
+	r, err := s.limiter.Reserve(deciding, requests...)
 	switch {
 	case err != nil:
 		return "", fmt.Errorf("scheduler: reserve: %w", err)

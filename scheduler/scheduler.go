@@ -62,9 +62,13 @@ const defaultTakeUp = 1300 * time.Millisecond
 // sooner is inserted as available, because River would move it too late.
 const riverInterval = 5 * time.Second
 
-// endTimeout is the timeout for ending the reservation of a job that has returned, perhaps because its context has
-// ended.
-const endTimeout = 5 * time.Second
+const (
+	// endTimeout is the timeout for ending the reservation of a job that has returned, perhaps because its context has
+	// ended.
+	endTimeout = 5 * time.Second
+	// decideTimeout is the timeout for taking for a job, which goes on if the context of the job ends.
+	decideTimeout = 10 * time.Second
+)
 
 func (c Config) withDefaults() Config {
 	c.Logger = cmp.Or(c.Logger, slog.Default())
