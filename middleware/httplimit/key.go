@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/pgratelimit/pgratelimit/internal/guard"
 )
 
 // Key returns the key of a request; requests with the same text share a bucket. Write your own, or use one of this
@@ -64,33 +66,21 @@ func storable(text string) string {
 }
 
 // Header returns the Key of the header called name. Header lines that differ are ErrBadKey, because the handler may
-// read either of them. In Authorization, "bearer x" is the key "Bearer x", because schemes have no case (RFC 9110). Do
-// not use it for a client's address; use [ClientIP]. It panics for Host, which net/http has in [http.Request.Host] only.
+// read either of them. Spaces around a value don't count, and in Authorization, "bearer x" is the key "Bearer x",
+// because schemes have no case (RFC 9110). Don't use it for a client's address; use [ClientIP]. It panics for Host, which
+// net/http has in [http.Request.Host] only.
 func Header(name string) Key {
 	mustName("Header", name)
 	if http.CanonicalHeaderKey(name) == "Host" {
 		panic("httplimit: Header: net/http removes Host from the header; write a Key that returns r.Host")
 	}
-	isAuthorization := http.CanonicalHeaderKey(name) == "Authorization"
 	return func(r *http.Request) (string, error) {
-		values := r.Header.Values(name)
-		if isAuthorization {
-			values = slices.Clone(values)
-			for i := range values {
-				values[i] = withScheme(values[i])
-			}
+		values := slices.Clone(r.Header.Values(name))
+		for i := range values {
+			values[i] = guard.HeaderKey(name, values[i])
 		}
 		return onlyValue("header", name, values)
 	}
-}
-
-// withScheme returns credentials with the scheme in one case, and one space after it.
-func withScheme(credentials string) string {
-	scheme, rest, both := strings.Cut(credentials, " ")
-	if !both || scheme == "" {
-		return credentials
-	}
-	return strings.ToUpper(scheme[:1]) + strings.ToLower(scheme[1:]) + " " + strings.TrimLeft(rest, " ")
 }
 
 // Cookie returns the Key of the cookie called name. Cookies that differ are ErrBadKey.

@@ -377,7 +377,7 @@ func TestAddressKey(t *testing.T) {
 func TestCallsWithoutAKeyAreAnsweredAndCounted(t *testing.T) {
 	t.Parallel()
 	b := setup(t, nil, func(c *rpclimit.Config[call]) { c.InvalidKey, c.Domain = rpclimit.Unauthenticated, "echo" })
-	_, missing := rpclimit.OnlyValue("header X-Api-Key", nil)
+	_, missing := rpclimit.OnlyValue("header", "X-Api-Key", nil)
 	for _, c := range []call{
 		{requests: []ratelimit.Request{perUser.For("")}}, {err: missing}, {err: fmt.Errorf("no token: %w", ratelimit.ErrInvalidKey)},
 	} {
@@ -419,11 +419,11 @@ func TestAnOutageDoesNotFloodTheLog(t *testing.T) {
 
 func TestOnlyValue(t *testing.T) {
 	t.Parallel()
-	got, err := rpclimit.OnlyValue("header X-Api-Key", []string{"a"})
+	got, err := rpclimit.OnlyValue("header", "Authorization", []string{"bearer  a "})
 	require.NoError(t, err)
-	require.Equal(t, "a", got)
-	for _, values := range [][]string{nil, {}, {""}, {"a", "b"}, {"a", "a"}, {"", "a"}} {
-		got, err := rpclimit.OnlyValue("header X-Api-Key", values)
+	require.Equal(t, "Bearer a", got)
+	for _, values := range [][]string{nil, {}, {""}, {" "}, {"a", "b"}, {"a", "a"}, {"", "a"}} {
+		got, err := rpclimit.OnlyValue("header", "X-Api-Key", values)
 		require.ErrorContains(t, err, "header X-Api-Key")
 		require.Empty(t, got)
 	}
