@@ -12,6 +12,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"github.com/pgratelimit/pgratelimit/migrations"
 )
 
 // app is one run of the program.
@@ -97,7 +99,7 @@ libpq (PGHOST, PGDATABASE, PGSERVICE and others). No error prints the connection
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.options.databaseURL, "database-url", "", "connection string of the database; safer in "+
 		"RATELIMIT_DATABASE_URL, because other users can see arguments")
-	flags.StringVar(&a.options.schema, "schema", "ratelimit", "schema of the tables")
+	flags.StringVar(&a.options.schema, "schema", migrations.DefaultSchema, "schema of the tables")
 	flags.DurationVar(&a.options.timeout, "timeout", defaultTimeout, "time limit for the database; 0: none")
 	root.AddCommand(a.migrateCommands(), a.rulesCommands(), a.overrideCommands(), a.keyCommand(), a.getCommand(),
 		a.checkCommand(), a.takeCommand(), a.resetCommand(),

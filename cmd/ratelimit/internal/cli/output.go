@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/text/unicode/bidi"
 
+	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -163,9 +164,12 @@ func shellWord(word string) string {
 	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }
 
-// undoOf returns the beginning of the command line that takes back what was done to a bucket.
-func undoOf(command string, args []string, isStored bool) string {
+// undoOf returns the beginning of the command line that takes back what was done, in the same schema.
+func (a *app) undoOf(command string, args []string, isStored bool) string {
 	undo := "ratelimit " + command
+	if a.options.schema != migrations.DefaultSchema {
+		undo = "ratelimit --schema " + shellWord(a.options.schema) + " " + command
+	}
 	for _, arg := range args {
 		undo += " " + shellWord(arg)
 	}

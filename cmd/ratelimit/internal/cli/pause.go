@@ -119,7 +119,7 @@ func (a *app) pause(ctx context.Context, db *database, edit rules.Edit, stored b
 		Limit: args[0], Key: key, Until: until.UTC(), Author: edit.Author, Reason: edit.Reason,
 		Version: applied.Version,
 	}
-	v.undo = undoOf("resume", args, stored) + " --reason ..."
+	v.undo = a.undoOf("resume", args, stored) + " --reason ..."
 	return a.showDone(v, v.fill("paused"))
 }
 

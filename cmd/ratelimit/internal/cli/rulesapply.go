@@ -69,7 +69,7 @@ func (a *app) store(ctx context.Context, d *difference, version int64, edit rule
 		return a.showDone(appliedView{true, applied.Version, applied.From, d.views}, func(t *table) {
 			t.row(fmt.Sprintf("applied: %s, version %d, from %s on", count(len(d.views), "change"), applied.Version,
 				instant(applied.From)))
-			t.row(fmt.Sprintf("undo: ratelimit rules revert %d", applied.Version))
+			t.row("undo: " + a.undoOf("rules revert", []string{fmt.Sprint(applied.Version)}, false))
 		})
 	})
 }

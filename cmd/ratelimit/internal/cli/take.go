@@ -178,14 +178,14 @@ func (a *app) give(ctx context.Context, f *bucketFlags, args []string, done stri
 			t.field("key", keyText(v.Key))
 			t.field("level", levelWords(v.Level))
 			t.field("policy", v.Policy.String())
-			t.field("undo", undoGift(f, args, before.Level, most))
+			t.field("undo", a.undoGift(f, args, before.Level, most))
 		})
 	})
 }
 
 // undoGift returns the command that takes what was given to a bucket, or nothing if none does: of slots, of debt, and
 // of a bucket that was full.
-func undoGift(f *bucketFlags, args []string, before *inspect.Level, most float64) string {
+func (a *app) undoGift(f *bucketFlags, args []string, before *inspect.Level, most float64) string {
 	if before == nil || before.Tokens < 0 || before.Value.Limit.Spec().Kind == ratelimit.KindConcurrency {
 		return ""
 	}
@@ -193,7 +193,7 @@ func undoGift(f *bucketFlags, args []string, before *inspect.Level, most float64
 	if given <= 0 {
 		return ""
 	}
-	undo := undoOf("take", args, f.stored) + " --cost " + strconv.FormatFloat(given, 'f', -1, 64)
+	undo := a.undoOf("take", args, f.stored) + " --cost " + strconv.FormatFloat(given, 'f', -1, 64)
 	for _, flag := range [][2]string{{"--plan", f.plan}, {"--policy", f.policy}} {
 		if flag[1] != "" {
 			undo += " " + flag[0] + " " + shellWord(flag[1])
