@@ -109,7 +109,8 @@ func (s *List) Limits() []ratelimit.Limit { return []ratelimit.Limit{s.limit, s.
 
 // Acquire waits for a slot of the first request's bucket, and acquires the slots and tokens of all requests, as
 // [ratelimit.Limiter.Acquire] does. The first request is for the limit of the List. It waits until ctx ends, and then
-// returns the error and the cause of ctx. It never returns a refusal: it waits for the other requests, too, and the
+// returns the error and the cause of ctx. But if it's acquiring a free slot just then, it waits for the answer, and may
+// return a lease. It never returns a refusal: it waits for the other requests, too, and the
 // callers behind it wait as long. It asks by Limiter.Check, so that a caller that waits is not counted as refused. It
 // returns ErrTooManyWaiting, ratelimit.ErrInvalidRequest for another first request or more than 63, and the other
 // errors of Limiter.Acquire, at once.
@@ -117,7 +118,9 @@ func (s *List) Limits() []ratelimit.Limit { return []ratelimit.Limit{s.limit, s.
 // Release the slot with Release. Callers of Limiter.Acquire do not stand in line, and can overtake callers that wait
 // here.
 func (s *List) Acquire(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Lease, error) {
-	acquire := func() (ratelimit.Lease, error) { return s.limiter.Acquire(ctx, requests...) }
+	acquire := func() (ratelimit.Lease, error) { // to its end, or the slot could stay held until the lease ends
+		return s.limiter.Acquire(context.WithoutCancel(ctx), requests...)
+	}
 	return s.wait(&waiter{ctx: ctx, requests: requests, slots: true, acquire: acquire})
 }
 

@@ -398,6 +398,27 @@ func TestNotifications(t *testing.T) {
 	require.NoError(t, running.Wait())
 }
 
+// A caller whose context ends while a slot is acquired for it gets the lease: else nobody could release the slot.
+func TestACallerThatLeavesGetsTheSlotThatWasAcquired(t *testing.T) {
+	t.Parallel()
+	ctx, leave := context.WithCancel(t.Context())
+	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Observer: contextual(func(ctx context.Context, e event.Event) {
+		if d, ok := e.(ratelimit.Decided); ok && d.Verb == "acquire" {
+			leave()
+			require.NoError(t, ctx.Err())
+		}
+	})})
+	require.NoError(t, err)
+	s := newList(t, limiter, one, waitlist.Config{})
+	lease, err := s.Acquire(ctx, one.For("acme"))
+	require.NoError(t, err)
+	require.NoError(t, s.Release(t.Context(), lease, one.For("acme")))
+}
+
+type contextual func(ctx context.Context, e event.Event)
+
+func (o contextual) Observe(ctx context.Context, e event.Event) { o(ctx, e) }
+
 // A tracer of pgx that panics while the process leaves the line doesn't end the process.
 func TestAHookMayPanic(t *testing.T) {
 	t.Parallel()
