@@ -52,8 +52,8 @@ type Lease struct {
 // limit's slots by tokens, ErrInvalidCost for a number of slots that is 0 or not whole, and Take's other errors.
 //
 // Outside a transaction a refusal locks nothing. In a transaction, a rollback undoes the lease, and other calls for the
-// bucket wait until the transaction ends, so commit before the work begins. After ErrCommitUnknown or a lost
-// connection, the slots may be held until the lease ends.
+// bucket wait until the transaction ends, so commit before the work begins. After ErrCommitUnknown, a lost
+// connection, or if ctx ends during the call, the slots may be held until the lease ends.
 //
 // A limit that is off, or that refuses only in shadow, holds no slot. If no limit of the call holds one, Fence is the
 // decision's time in microseconds since 1970, and RenewLease and Release accept the ID and do nothing.
