@@ -67,8 +67,8 @@ func storable(text string) string {
 
 // Header returns the Key of the header called name. Header lines that differ are ErrBadKey, because the handler may
 // read either of them. Spaces around a value don't count, and in Authorization, "bearer x" is the key "Bearer x",
-// because schemes have no case (RFC 9110). Don't use it for a client's address; use [ClientIP]. It panics for Host, which
-// net/http has in [http.Request.Host] only.
+// because schemes have no case (RFC 9110). Don't use it for a client's address; use [ClientIP]. It panics for Host,
+// which net/http has in [http.Request.Host] only.
 func Header(name string) Key {
 	mustName("Header", name)
 	if http.CanonicalHeaderKey(name) == "Host" {

@@ -26,15 +26,15 @@ func (e *MissingKeyError) Error() string { return e.text }
 // Unwrap returns ratelimit.ErrInvalidKey.
 func (*MissingKeyError) Unwrap() error { return ratelimit.ErrInvalidKey }
 
-// OnlyValue returns the only value of a header or of metadata, the kind, as guard.HeaderKey. Without a value there is no
-// key, and of several the client would choose one, so both are a *MissingKeyError.
+// OnlyValue returns the only value of a header or of metadata, the kind, as guard.HeaderKey. Without a value there is
+// no key, and of several the client would choose one, so both are a *MissingKeyError.
 func OnlyValue(kind, name string, values []string) (key string, _ error) {
 	if len(values) == 1 {
 		key = guard.HeaderKey(name, values[0])
 	}
 	if key == "" {
-		return "", &MissingKeyError{fmt.Sprintf("%s %s: this call needs it once and not empty, and has it %d times", kind, name,
-			len(values))}
+		return "", &MissingKeyError{fmt.Sprintf("%s %s: this call needs it once and not empty, and has it %d times", kind,
+			name, len(values))}
 	}
 	return key, nil
 }
