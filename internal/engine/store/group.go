@@ -92,7 +92,7 @@ func (p *plan) isOfOneRow() bool {
 // add adds a call to a group. It returns false if the call is decided in turn, because no statement can decide it, or
 // because an earlier call for one of its buckets is decided in turn.
 func (p *plan) add(c *Call) (added bool) {
-	isFit := c.way == byStatement && c.Reserve == nil &&
+	isFit := c.way == byStatement &&
 		(c.traits.Statement == bucket.StepStatement || !c.rows[0].several)
 	for i, r := range c.rows {
 		isFit = isFit && !r.apart && (r.group == nil || r.fits(&c.Asks[i]))

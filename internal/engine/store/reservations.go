@@ -53,40 +53,228 @@ func calendarOf(t *bucket.Terms) *string {
 	return new(t.Windows.String())
 }
 
-// reserves reports whether reserve_1 can decide on c and keep its record.
-func (s *Session) reserves(c *Call) bool {
-	return c.Reserve != nil && s.memory == nil && (s.mode != alone || s.waitFor == nil) &&
-		len(c.Asks) == 1 && c.traits.Statement == bucket.StepStatement && !c.traits.Costless
+// attempt is a call that reserve decides on.
+type attempt struct {
+	*Call
+	row      Row
+	elements []rowAsk // of the call's inquiry; nil: reserve_1 decides
+	ready    int64    // when the work may run, if the call is allowed
 }
 
-// reserve takes from one bucket and keeps the record of that, by reserve_1. Outside a transaction its caller waits for
-// the answer from when it is sent on, so that what it reserved is known; if another transaction is in the way, it's
-// soon left to a transaction.
-func (s *Session) reserve(ctx context.Context, c *Call) (v verdict, err error) {
-	s.enterQueue(ctx, c.Asks)
-	err = s.once(ctx, c.Claim, func(ctx context.Context, conn Conn) (err error) {
-		v, err = s.reserveOn(ctx, conn, c)
-		return err
+// reserves reports whether reserve decides on c.
+func (s *Session) reserves(c *Call) bool { return c.Reserve != nil && !c.Look && s.memory == nil }
+
+// attempt returns a call for reserve, which calls reserve_1 if that is for such a call.
+func (s *Session) attempt(c *Call) attempt {
+	c.inquiry, c.held = nil, nil
+	if s.mode == alone && s.waitFor != nil || len(c.Asks) > 1 || c.traits.Statement != bucket.StepStatement ||
+		c.traits.Costless {
+		c.inquiry = newInquiry(takesOf(c.Asks), c.Answers)
+	}
+	return attempt{Call: c}
+}
+
+// reserve decides on every Reserve of a server: it has reserve_1 or reserve_rows_1 take for calls, one after the other in
+// one transaction and one round trip, and keep the reservations. Outside a transaction the callers wait for the answer
+// from when it is sent on, so that what they reserved is known. It returns the calls that were sent.
+func (s *Session) reserve(ctx context.Context, all []attempt) (sent []attempt, err error) {
+	sent = all
+	claim := func() bool {
+		sent = slices.DeleteFunc(all, func(a attempt) bool { return !a.Claim() })
+		return len(sent) > 0
+	}
+	err = s.once(ctx, claim, func(ctx context.Context, conn Conn) error {
+		if len(sent) == 1 {
+			a := &sent[0]
+			first := s.placeAwaited(a.Asks, true)
+			text, parameters, err := s.questionOf(a, first)
+			if err != nil {
+				return err
+			}
+			rows, err := conn.Query(ctx, text, parameters...)
+			if err == nil {
+				err = s.receiveReserved(ctx, rows, a)
+			}
+			return generalError(asChanged(err), a.Asks, first)
+		}
+		batch := &pgx.Batch{}
+		for i := range sent {
+			text, parameters, err := s.questionOf(&sent[i], new(int32(0)))
+			if err != nil {
+				return err
+			}
+			batch.Queue(text, parameters...)
+		}
+		return SendOn(ctx, conn, batch, func(results pgx.BatchResults) error {
+			for i := range sent {
+				rows, err := results.Query()
+				if err == nil {
+					err = s.receiveReserved(ctx, rows, &sent[i])
+				}
+				if err != nil {
+					return err
+				}
+			}
+			return nil
+		})
 	})
-	if s.mode != alone || !IsInTheWay(err) {
-		return v, err
-	}
-	if c.passes && !errors.Is(err, ErrNeedsTx) {
-		return undecided, &heldError{c.Asks[0].Key, err}
-	}
-	c.way = inOwnTx
-	return undecided, nil
+	return sent, err
 }
 
-// reserveOn sends reserve_1 to a connection.
-func (u *Unit) reserveOn(ctx context.Context, conn Conn, c *Call) (v verdict, err error) {
-	row := c.Reserve.Row()
-	rows, err := conn.Query(ctx, u.statements.reserve, u.reserveParameters(c, &row)...)
-	if err != nil {
-		return undecided, err
+// questionOf returns the statement for a call, and its parameters.
+func (s *Session) questionOf(a *attempt, first *int32) (text string, parameters []any, err error) {
+	if a.row.ID == "" {
+		a.row = a.Reserve.Row()
 	}
-	return c.receiveReserved(rows, row)
+	if a.inquiry == nil {
+		return s.statements.reserve, s.reserveParameters(a.Call, &a.row), nil
+	}
+	elements, asOf := a.inquiry.next(s)
+	a.elements = elements
+	kept, err := keptText(elements, a.Asks, &a.row)
+	return s.statements.reserveRows, s.keepParameters(kept, asOf, first, &a.row), err
 }
+
+// receiveReserved reads the answer for a call.
+func (s *Session) receiveReserved(ctx context.Context, rows pgx.Rows, a *attempt) (err error) {
+	var decided bool
+	if a.elements == nil {
+		decided, err = a.scan(rows)
+	} else {
+		a.Answers, decided, a.ready, err = s.scanGeneral(ctx, rows, a.elements)
+	}
+	a.verdict, a.Record = undecided, nil
+	switch {
+	case err != nil:
+		if errors.As(err, &a.held) { // the other calls may go on
+			return nil
+		}
+	case decided && !bucket.AllAllowed(a.Answers):
+		a.verdict = refused
+	case decided:
+		if a.verdict = allowed; a.Reserve != nil {
+			a.Record = a.Reserve.Made(a.row, a.ready)
+		}
+	}
+	return err
+}
+
+// scan reads the answer of reserve_1.
+func (a *attempt) scan(rows pgx.Rows) (decided bool, err error) {
+	defer rows.Close()
+	if !rows.Next() {
+		return false, cmp.Or(rows.Err(), errNoAnswer)
+	}
+	var is struct { // one allocation
+		allowed         pgtype.Bool
+		value, capacity pgtype.Float8
+		ts, ready       pgtype.Int8
+		now             int64
+	}
+	if err := rows.Scan(&is.allowed, &is.value, &is.ts, &is.capacity, &is.now, &is.ready); err != nil {
+		return false, err
+	}
+	rows.Close() // or there is no Err yet
+	a.ready = is.ready.Int64
+	a.Answers = append(a.one[:0], bucket.Answer{
+		Allowed: is.allowed.Bool, Absent: !is.ts.Valid, Now: is.now,
+		State: bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64},
+	})
+	return is.allowed.Valid, rows.Err()
+}
+
+// reserveOne has reserve decide on a call, and asks again while that leaves it undecided.
+func (s *Session) reserveOne(ctx context.Context, a attempt) (ready int64, err error) {
+	c, one := a.Call, []attempt{a}
+	s.enterQueue(ctx, c.Asks)
+	for range mostRounds {
+		_, err := s.reserve(ctx, one)
+		switch {
+		case err != nil:
+			return 0, err
+		case c.held != nil:
+			return 0, c.held
+		case c.verdict != undecided:
+			return one[0].ready, nil
+		case c.inquiry == nil:
+			c.inquiry = newInquiry(takesOf(c.Asks), c.Answers)
+		default:
+			c.inquiry.found = c.Answers
+		}
+	}
+	return 0, errUndecided
+}
+
+// reserveAlone has reserve decide on a call by itself. If another transaction is in the way for long, it needs one in
+// which it can wait, and which can be rolled back: its caller may still leave.
+func (s *Session) reserveAlone(ctx context.Context, c *Call) error {
+	err := ErrNeedsTx
+	if c.held = nil; s.mode != alone || s.waits == 0 {
+		err = s.retry(ctx, c.Verb, func() error {
+			_, err := s.reserveOne(ctx, s.attempt(c))
+			return err
+		})
+	}
+	switch {
+	case err == nil || c.held != nil || s.mode != alone || !errors.Is(err, ErrNeedsTx) && !hasTimedOut(err):
+		return err
+	case c.passes && !errors.Is(err, ErrNeedsTx) && len(c.Asks) == 1:
+		return &heldError{c.Asks[0].Key, err}
+	}
+	return s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
+}
+
+// reserveAll has reserve decide on the calls of a batch together, and then on those that this leaves undecided, or all
+// if it has failed, each by itself. It returns those that need a row which another transaction holds.
+func (s *Session) reserveAll(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
+	all := make([]attempt, len(calls))
+	for i, c := range calls {
+		all[i] = s.attempt(c)
+	}
+	slices.SortStableFunc(all, func(a, b attempt) int { return a.Asks[0].Key.Compare(b.Asks[0].Key) })
+	began := time.Now()
+	sent, err := s.reserve(ctx, all)
+	var refusal *pgconn.PgError
+	switch {
+	case err == nil:
+		s.owner.Batched(ctx, len(sent), time.Since(began))
+		calls = nil
+		for i := range sent {
+			if c := sent[i].Call; c.verdict == undecided {
+				calls = append(calls, c)
+			} else {
+				c.Answer(nil)
+			}
+		}
+		slices.SortFunc(calls, func(a, b *Call) int { return a.seq - b.seq })
+	case errors.Is(err, ErrNeedsTx), errors.As(err, &refusal) && refusal.SeverityUnlocalized == "ERROR": // nothing was reserved
+	default:
+		for _, c := range calls {
+			c.Answer(err)
+		}
+		return nil
+	}
+	for _, c := range calls {
+		c.passes = waitFor == nil
+		waiting = append(waiting, s.runAlone(ctx, c, waitFor)...)
+		c.passes = false
+	}
+	return waiting
+}
+
+// ReserveAgain has reserve_rows_1 take again for a reservation that is known, as the row says. The answers say whether
+// it has.
+func (s *Session) ReserveAgain(ctx context.Context, asks []bucket.Ask,
+	row *Row,
+) (answers []bucket.Answer, ready int64, err error) {
+	c := Call{Question: Question{Asks: asks}}
+	c.inquiry = newInquiry(takesOf(asks), nil)
+	ready, err = s.reserveOne(ctx, attempt{Call: &c, row: *row})
+	return c.Answers, ready, err
+}
+
+// ErrNeedsTx is the error for what no statement can do alone. It needs a transaction.
+var ErrNeedsTx = errors.New("the call needs a transaction")
 
 func (u *Unit) reserveParameters(c *Call, row *Row) []any {
 	a := &c.Asks[0]
@@ -97,201 +285,6 @@ func (u *Unit) reserveParameters(c *Call, row *Row) []any {
 		until, u.AsOf(), u.mode == alone,
 		row.plan(0), calendarOf(t), row.NotBeforeUs, row.StaleUs, row.ExpireUs, row.Release, !a.Unenforced,
 	}
-}
-
-// receiveReserved reads the answer of reserve_1.
-func (c *Call) receiveReserved(rows pgx.Rows, row Row) (v verdict, err error) {
-	defer rows.Close()
-	if !rows.Next() {
-		return undecided, cmp.Or(rows.Err(), errNoAnswer)
-	}
-	var is struct { // one allocation
-		allowed         pgtype.Bool
-		value, capacity pgtype.Float8
-		ts, ready       pgtype.Int8
-		now             int64
-	}
-	if err := rows.Scan(&is.allowed, &is.value, &is.ts, &is.capacity, &is.now, &is.ready); err != nil {
-		return undecided, err
-	}
-	rows.Close() // or there is no Err yet
-	state := bucket.State{Value: is.value.Float64, TS: is.ts.Int64, Capacity: is.capacity.Float64}
-	c.Answers, c.Record = append(c.one[:0], bucket.Answer{
-		Allowed: is.allowed.Bool, Absent: !is.ts.Valid, Now: is.now,
-		State: state,
-	}), nil
-	if err := rows.Err(); err != nil || !is.allowed.Valid {
-		return undecided, err
-	}
-	if !is.allowed.Bool {
-		return refused, nil
-	}
-	c.Record = c.Reserve.Made(row, is.ready.Int64)
-	return allowed, nil
-}
-
-// reserveAll has reserve_1 and reserve_rows_1 decide on the calls of a batch, one after the other in one transaction
-// and one round trip. It returns the calls that are left, because these leave them undecided, or because another
-// transaction is in the way and nothing was reserved.
-func (s *Session) reserveAll(ctx context.Context, calls []*Call) (left []*Call) {
-	var sent []*Call
-	claim := func() bool {
-		for _, c := range calls {
-			if c.Claim() {
-				sent = append(sent, c)
-			}
-		}
-		slices.SortStableFunc(sent, func(a, b *Call) int { return a.Asks[0].Key.Compare(b.Asks[0].Key) })
-		return len(sent) > 0
-	}
-	began := time.Now()
-	ran, err := s.owner.Once(ctx, claim,
-		func(ctx context.Context, conn Conn) error { return s.reserveAllOn(ctx, conn, sent) })
-	var refusal *pgconn.PgError
-	switch {
-	case !ran && err == nil, errors.As(err, &refusal) && refusal.SeverityUnlocalized == "ERROR": // nothing was reserved
-		return calls
-	case err != nil:
-		for _, c := range calls {
-			c.Answer(err)
-		}
-		return nil
-	}
-	s.owner.Batched(ctx, len(sent), time.Since(began))
-	for _, c := range sent {
-		if c.verdict == undecided {
-			left = append(left, c)
-			continue
-		}
-		c.Answer(nil)
-	}
-	slices.SortFunc(left, func(a, b *Call) int { return a.seq - b.seq })
-	return left
-}
-
-// reserveAllOn sends reserve_1 or reserve_rows_1 for each call to a connection.
-func (s *Session) reserveAllOn(ctx context.Context, conn Conn, calls []*Call) error {
-	batch, rows, all := &pgx.Batch{}, make([]Row, len(calls)), make([][]rowAsk, len(calls))
-	for i, c := range calls {
-		rows[i] = c.Reserve.Row()
-		if s.reserves(c) {
-			batch.Queue(s.statements.reserve, s.reserveParameters(c, &rows[i])...)
-			continue
-		}
-		all[i] = elementsOf(takesOf(c.Asks), make([]*int64, len(c.Asks)), s.Instant())
-		text, err := keptText(all[i], c.Asks, &rows[i])
-		if err != nil {
-			return err
-		}
-		batch.Queue(s.statements.reserveRows, s.keepParameters(text, s.AsOf(), new(int32(0)), &rows[i])...)
-	}
-	return SendOn(ctx, conn, batch, func(results pgx.BatchResults) error {
-		for i, c := range calls {
-			found, err := results.Query()
-			if err != nil {
-				return err
-			}
-			if all[i] != nil {
-				c.verdict, err = s.receiveRows(ctx, c, found, all[i], rows[i])
-			} else {
-				c.verdict, err = c.receiveReserved(found, rows[i])
-			}
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// receiveRows reads the answer of reserve_rows_1.
-func (s *Session) receiveRows(ctx context.Context, c *Call, found pgx.Rows, elements []rowAsk,
-	row Row,
-) (v verdict, err error) {
-	answers, decided, ready, err := s.scanGeneral(ctx, found, elements)
-	if held := (*heldError)(nil); errors.As(err, &held) { // the other calls may go on
-		return undecided, nil
-	}
-	if err != nil || !decided {
-		return undecided, err
-	}
-	c.Answers, c.Record = answers, nil
-	if !bucket.AllAllowed(answers) {
-		return refused, nil
-	}
-	c.Record = c.Reserve.Made(row, ready)
-	return allowed, nil
-}
-
-// keeps reports whether reserve_rows_1 decides on c, if reserve_1 doesn't.
-func (s *Session) keeps(c *Call) bool {
-	return c.Reserve != nil && !c.Look && s.memory == nil
-}
-
-// wayToKeep returns the way of a call that keeps a record. While it waits for a row that another transaction holds, its
-// caller may still leave, so it needs a transaction that can be rolled back.
-func (s *Session) wayToKeep(c *Call) way {
-	switch {
-	case s.mode == alone && s.waits > 0:
-		return inOwnTx
-	case s.reserves(c):
-		return byStatement
-	}
-	return inGeneral
-}
-
-// reserveInGeneral has reserve_rows_1 take from the buckets of a call, and keep the record of that.
-func (s *Session) reserveInGeneral(ctx context.Context, c *Call) error {
-	found, row := c.Answers, c.Reserve.Row()
-	var ready int64
-	err := s.retry(ctx, c.Verb, func() (err error) {
-		c.Answers, ready, err = s.reserveRows(ctx, c.Asks, &row, c.Claim, found)
-		return err
-	})
-	switch {
-	case s.mode == alone && (errors.Is(err, ErrNeedsTx) || hasTimedOut(err)):
-		return s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
-	case err == nil && bucket.AllAllowed(c.Answers):
-		c.Record = c.Reserve.Made(row, ready)
-	}
-	return err
-}
-
-// ReserveAgain has reserve_rows_1 take again for a reservation that is known, as the row says. The answers say whether
-// it has.
-func (s *Session) ReserveAgain(ctx context.Context, asks []bucket.Ask,
-	row *Row,
-) (answers []bucket.Answer, ready int64, err error) {
-	return s.reserveRows(ctx, asks, row, nil, nil)
-}
-
-// ErrNeedsTx is the error for what no statement can do alone. It needs a transaction.
-var ErrNeedsTx = errors.New("the call needs a transaction")
-
-// reserveRows has reserve_rows_1 decide on asks. ready is when the work may run, if all are allowed. Outside a
-// transaction, as in reserve, its caller waits for the answer.
-func (s *Session) reserveRows(ctx context.Context, asks []bucket.Ask, row *Row, claim func() bool,
-	found []bucket.Answer,
-) (answers []bucket.Answer, ready int64, err error) {
-	answers, err = s.decideBy(ctx, takesOf(asks), found,
-		func(ctx context.Context, _ []bucket.Ask, elements []rowAsk,
-			asOf *int64,
-		) (answers []bucket.Answer, decided bool, err error) {
-			text, err := keptText(elements, asks, row)
-			if err != nil {
-				return nil, false, err
-			}
-			first := s.placeAwaited(asks, true)
-			err = s.once(ctx, claim, func(ctx context.Context, conn Conn) error {
-				rows, err := conn.Query(ctx, s.statements.reserveRows, s.keepParameters(text, asOf, first, row)...)
-				if err == nil {
-					answers, decided, ready, err = s.scanGeneral(ctx, rows, elements)
-				}
-				return err
-			})
-			return answers, decided, generalError(asChanged(err), asks, first)
-		})
-	return answers, ready, err
 }
 
 func (s *Session) keepParameters(elements string, asOf *int64, first *int32, row *Row) []any {
@@ -409,14 +402,7 @@ func (s *Session) settleFirst(ctx context.Context, calls []*Call) (others []*Cal
 	if !slices.ContainsFunc(calls, isEnd) {
 		return calls
 	}
-	var ends []*Call
-	for _, c := range calls {
-		if isEnd(c) {
-			ends = append(ends, c)
-		} else {
-			others = append(others, c)
-		}
-	}
+	ends, others := split(calls, isEnd)
 	slices.SortFunc(ends, func(a, b *Call) int { return a.Settlement.Compare(b.Settlement) })
 	for part := range slices.Chunk(ends, MostEnds) {
 		s.settleAll(ctx, part)

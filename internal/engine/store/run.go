@@ -57,8 +57,6 @@ func (s *Session) run(ctx context.Context, calls []*Call, waitFor *bucket.Key, r
 	switch {
 	case len(open) == 0:
 		return waiting
-	case slices.ContainsFunc(open, s.keeps):
-		return append(waiting, s.decideEach(ctx, open, waitFor)...)
 	case round < mostBatches && setTurns(open):
 		return append(waiting, s.run(ctx, open, waitFor, round+1)...)
 	}
@@ -292,7 +290,7 @@ func answerRefused(calls []*Call) (open []*Call) {
 	taken := make(map[bucket.Key]bool)
 	for _, c := range calls {
 		isInTurn := c.isKnown() && !slices.ContainsFunc(c.Asks, func(a bucket.Ask) bool { return !taken[a.Key] })
-		if c.Look || c.Reserve == nil && !isInTurn && c.isRefused() {
+		if c.Look || !isInTurn && c.isRefused() {
 			c.Answer(nil)
 			continue
 		}

@@ -155,40 +155,54 @@ func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (
 		}
 		c.seq = i
 	}
-	if !slices.ContainsFunc(calls, func(c *Call) bool { return !s.keeps(c) }) {
-		return s.decideEach(ctx, s.reserveAll(ctx, calls), waitFor)
+	switch first, later := s.splitReserves(calls); {
+	case later != nil:
+		return append(s.Run(ctx, first, waitFor), s.Run(ctx, later, waitFor)...)
+	case s.reserves(calls[0]):
+		return s.reserveAll(ctx, calls, waitFor)
 	}
 	return s.run(ctx, calls, waitFor, 1)
+}
+
+// splitReserves splits the calls of a batch so that the first are all Reserves, or none is. Calls that share a bucket
+// keep their order.
+func (s *Session) splitReserves(calls []*Call) (first, later []*Call) {
+	reserving := s.reserves(calls[0])
+	if !slices.ContainsFunc(calls, func(c *Call) bool { return s.reserves(c) != reserving }) {
+		return calls, nil
+	}
+	left := make(map[bucket.Key]bool)
+	return split(calls, func(c *Call) bool {
+		isFirst := s.reserves(c) == reserving && !slices.ContainsFunc(c.Asks, func(a bucket.Ask) bool { return left[a.Key] })
+		for i := range c.Asks {
+			left[c.Asks[i].Key] = left[c.Asks[i].Key] || !isFirst
+		}
+		return isFirst
+	})
+}
+
+// split returns the calls of a batch for which is returns true, and the others.
+func split(calls []*Call, is func(*Call) bool) (these, others []*Call) {
+	for _, c := range calls {
+		if is(c) {
+			these = append(these, c)
+		} else {
+			others = append(others, c)
+		}
+	}
+	return these, others
 }
 
 func (c *Call) isChange() bool { return c.changes != nil }
 
 // runChanges is Run for a batch in which calls make changes, which are made first.
 func (s *Session) runChanges(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
-	var changing, others []*Call
-	for _, c := range calls {
-		if c.isChange() {
-			changing = append(changing, c)
-		} else {
-			others = append(others, c)
-		}
-	}
+	changing, others := split(calls, (*Call).isChange)
 	// so that batches of two processes seldom meet in opposite orders
 	slices.SortStableFunc(changing, func(a, b *Call) int { return a.Asks[0].Key.Compare(b.Asks[0].Key) })
 	waiting = s.decideInTurn(ctx, changing, waitFor)
 	if len(others) > 0 {
 		waiting = append(waiting, s.Run(ctx, others, waitFor)...)
-	}
-	return waiting
-}
-
-// decideEach answers calls of a batch each by itself, in their order. It returns those that need a row which another
-// transaction holds.
-func (s *Session) decideEach(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
-	for _, c := range calls {
-		c.passes = waitFor == nil
-		waiting = append(waiting, s.runAlone(ctx, c, waitFor)...)
-		c.passes = false
 	}
 	return waiting
 }
@@ -218,7 +232,7 @@ const (
 	inMemory               // by an engine whose rows are decided on in Go
 	byStatement            // by a function for calls of its form, or in general if that leaves it undecided
 	inGeneral              // by decide_rows_1
-	inOwnTx                // in a transaction of the Owner's, if another way is chosen
+	byReserve              // by reserve_1 or reserve_rows_1: see reserve
 )
 
 // choose sets how c is decided. No other function chooses.
@@ -232,8 +246,8 @@ func (s *Session) choose(c *Call) {
 		c.way = looks
 	case s.memory != nil:
 		c.way = inMemory
-	case s.keeps(c):
-		c.way = s.wayToKeep(c)
+	case s.reserves(c):
+		c.way = byReserve
 	case t.Statement != bucket.Locked &&
 		(s.mode == callersTx || len(c.Asks) == 1 || s.mode == alone && s.waitFor == nil && !s.IsRouted()):
 		c.way = byStatement
@@ -252,17 +266,15 @@ func (s *Session) Decide(ctx context.Context, c *Call) (err error) {
 	}
 	switch {
 	case err != nil, c.way == byStatement:
-	case c.way == inGeneral && s.keeps(c):
-		err = s.reserveInGeneral(ctx, c)
+	case c.way == byReserve:
+		err = s.reserveAlone(ctx, c)
 	case c.way == inGeneral:
 		found := c.Answers
 		err = s.retry(ctx, c.Verb, func() error { return s.takeInGeneral(ctx, c, found) })
 	case c.way == looks:
 		c.Answers, err = s.Look(ctx, c.Asks, c.one[:0])
-	case c.way == inMemory:
-		err = s.decideInMemory(ctx, c)
 	default:
-		return s.RetryTx(ctx, c.Verb, func(tx *Session) error { return tx.Decide(ctx, c) })
+		err = s.decideInMemory(ctx, c)
 	}
 	if s.mode == alone || c.Reserve == nil {
 		return err

@@ -32,12 +32,10 @@ func (s *Session) decideByStatement(ctx context.Context, c *Call) error {
 // is decided in another way.
 func (s *Session) takeByStatement(ctx context.Context, c *Call) (err error) {
 	c.way = byStatement // after an attempt before
-	c.verdict, err = s.take(ctx, c)
-	if err != nil || c.verdict != undecided || c.way != byStatement {
-		return err
+	if c.verdict, err = s.take(ctx, c); err == nil && c.verdict == undecided {
+		c.way = inGeneral
 	}
-	c.way = inGeneral
-	return nil
+	return err
 }
 
 // take sends the statement for one row or for several.
@@ -46,8 +44,6 @@ func (s *Session) take(ctx context.Context, c *Call) (v verdict, err error) {
 	switch {
 	case c.traits.Statement == bucket.SlotStatement:
 		c.Answers, v, err = s.acquireOne(ctx, asks, c.one[:0])
-	case s.reserves(c):
-		return s.reserve(ctx, c)
 	case len(asks) == 1:
 		c.Answers, v, err = s.takeOne(ctx, asks, c.traits.Statement, c.one[:0])
 	case s.mode == alone:
