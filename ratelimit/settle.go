@@ -202,8 +202,8 @@ func endAtOnce(ctx context.Context, l *Limiter, verb string, keyed bool, q *stor
 	return true, nil
 }
 
-// learned returns the settlement for a reservation whose buckets were unknown, now that q has told something about them.
-// It returns nil if it hasn't.
+// learned returns the settlement of a reservation whose buckets were unknown, now that q has told something about them,
+// or nil if it hasn't.
 func learned(ctx context.Context, l *Limiter, q *store.Settlement) (next *store.Settlement) {
 	e := &q.Ended
 	switch {
