@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"runtime"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -67,7 +68,7 @@ func (s *citusStand) races(t *testing.T) {
 					if several {
 						requests = append(requests, other.For(key+" too"))
 					}
-					var admitted atomic.Int64
+					var admitted, unknown atomic.Int64
 					require.NoError(t, atonce.Do(racers, func(racer int) error {
 						node := s.nodes[0]
 						if everyNode {
@@ -75,16 +76,19 @@ func (s *citusStand) races(t *testing.T) {
 						}
 						for range racersTries {
 							d, err := caller.take(t.Context(), node.pool, node.limiter, requests...)
-							if err != nil {
+							switch {
+							case several && errors.Is(err, ratelimit.ErrCommitUnknown): // see docs/operations.md
+								unknown.Add(1)
+							case err != nil:
 								return err
-							}
-							if d.Allowed {
+							case d.Allowed:
 								admitted.Add(1)
 							}
 						}
 						return nil
 					}))
-					require.EqualValues(t, raceCapacity, admitted.Load())
+					require.LessOrEqual(t, admitted.Load(), int64(raceCapacity))
+					require.GreaterOrEqual(t, admitted.Load()+unknown.Load(), int64(raceCapacity))
 					for i, r := range requests {
 						require.InDelta(t, []float64{0, 9 * raceCapacity}[i], tokens(t, s.nodes[0].limiter, r), 1e-6)
 					}
@@ -183,7 +187,7 @@ func (s *citusStand) conflictsAtCommit(t *testing.T) {
 	}
 }
 
-// killsWorker kills the sessions of a worker again and again while callers take from two limits, and reserve: no call
+// killsWorker kills the sessions of a worker while callers take from two limits, and reserve: no call
 // takes half, none takes more than there is, and none takes without the row of its reservation, or leaves that alone.
 func (s *citusStand) killsWorker(t *testing.T) {
 	t.Helper()
@@ -191,13 +195,18 @@ func (s *citusStand) killsWorker(t *testing.T) {
 		t.Skip("the Citus of an image has no worker beside the coordinator")
 	}
 	limiter := s.nodes[0].with(t, ratelimit.Config{AsOf: stoppedAt(clockNoon).now, Timeout: 10 * time.Second})
-	hot, other := ratelimit.Define("hot-killed", hoard(raceCapacity)), ratelimit.Define("other-killed", hoard(10*raceCapacity))
+	const capacity = 1000 * raceCapacity
+	hot, other := ratelimit.Define("hot-killed", hoard(capacity)), ratelimit.Define("other-killed", hoard(10*capacity))
 	requests := []ratelimit.Request{hot.For("k"), other.For("k on another server")}
-	later := ratelimit.Define("later-killed", hoard(10*raceCapacity)).For("k")
-	var admitted, failed, lost, ended, kills atomic.Int64
+	later := ratelimit.Define("later-killed", hoard(10*capacity)).For("k")
+	var admitted, again, failed, lost, kills atomic.Int64
 	require.NoError(t, atonce.Do(racers+1, func(racer int) error {
 		if racer == racers {
-			for kills.Load() < 3 && ended.Load() < racers {
+			for kills.Load() == 0 {
+				if admitted.Load() < raceCapacity/5 {
+					runtime.Gosched()
+					continue
+				}
 				var pid int
 				if err := s.nodes[1].pool.QueryRow(t.Context(), `SELECT pid FROM pg_stat_activity
 					WHERE backend_type = 'client backend' AND application_name LIKE 'citus%' LIMIT 1`).Scan(&pid); err != nil {
@@ -209,14 +218,17 @@ func (s *citusStand) killsWorker(t *testing.T) {
 			}
 			return nil
 		}
-		defer ended.Add(1)
-		for tries := 0; tries < racersTries || kills.Load() == 0; tries++ {
+		for kills.Load() == 0 || again.Load() < raceCapacity/5 { // again until the killed worker is back
+			killed := kills.Load() > 0
 			d, err := limiter.Take(t.Context(), requests...)
 			switch {
 			case err != nil:
 				failed.Add(1)
 			case d.Allowed:
 				admitted.Add(1)
+				if killed {
+					again.Add(1)
+				}
 			}
 			if _, err := limiter.Reserve(t.Context(), later); err != nil {
 				lost.Add(1)
@@ -226,20 +238,22 @@ func (s *citusStand) killsWorker(t *testing.T) {
 	}))
 	require.Positive(t, kills.Load())
 	var left [2]float64
+	reservations := 0.0
 	eventually(t, "the workers are back, and their prepared transactions are committed or rolled back", func() bool {
 		_, err := s.nodes[0].pool.Exec(t.Context(), `SELECT recover_prepared_transactions()`)
 		for i, r := range requests {
 			v, failure := limiter.Value(t.Context(), r)
 			left[i], err = v.Tokens, errors.Join(err, failure)
 		}
-		return err == nil
+		failure := s.nodes[0].pool.QueryRow(t.Context(), // on all workers
+			`SELECT count(*) FROM ratelimit.reservations WHERE name = 'later-killed'`).Scan(&reservations)
+		return errors.Join(err, failure) == nil
 	})
-	t.Logf("%d admitted, %d failed, %d reservations lost, %d kills, %v left", admitted.Load(), failed.Load(), lost.Load(), kills.Load(), left)
-	reserved, reservations := tokens(t, limiter, later), 0.0
-	require.NoError(t, s.nodes[0].pool.QueryRow(t.Context(), `SELECT count(*) FROM ratelimit.reservations WHERE name = 'later-killed'`).Scan(&reservations))
-	require.InDelta(t, reservations, 10*raceCapacity-reserved, 1e-6, "each reservation took, and what was taken has one")
-	taken := raceCapacity - left[0]
-	require.InDelta(t, taken, 10*raceCapacity-left[1], 1e-6, "each call took from both or from none")
+	t.Logf("%d admitted, %d failed, %d reservations lost, %d kills, %v left", admitted.Load(), failed.Load(), lost.Load(),
+		kills.Load(), left)
+	require.InDelta(t, reservations, 10*capacity-tokens(t, limiter, later), 1e-6, "each reservation took, and what was taken has one")
+	taken := capacity - left[0]
+	require.InDelta(t, taken, 10*capacity-left[1], 1e-6, "each call took from both or from none")
 	require.GreaterOrEqual(t, taken+1e-6, float64(admitted.Load()))
 	require.LessOrEqual(t, taken, float64(admitted.Load()+failed.Load())+1e-6)
 	require.GreaterOrEqual(t, left[0], -1e-6)
