@@ -137,8 +137,8 @@ func (c Call) PeerAddress() (string, error) {
 
 // HeaderValue returns the one value of the call's header name, as a key: without spaces around it, and in Authorization
 // "bearer x" is the key "Bearer x", so that a client has one bucket. If the value is absent, empty, or not the only
-// one, the error wraps [ratelimit.ErrInvalidKey]. The interceptor answers it with Config.InvalidKey. Elsewhere it has the
-// code CodeInvalidArgument.
+// one, the error wraps [ratelimit.ErrInvalidKey]. The interceptor answers it with Config.InvalidKey. Elsewhere it has
+// the code CodeInvalidArgument.
 func (c Call) HeaderValue(name string) (string, error) {
 	key, err := rpclimit.OnlyValue("header", name, c.Header.Values(name))
 	if err != nil {

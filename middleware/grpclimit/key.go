@@ -58,8 +58,8 @@ func (e *missingKeyError) GRPCStatus() *status.Status {
 
 // Metadata returns the one value of the call's metadata name, as a key: without spaces around it, and in authorization
 // "bearer x" is the key "Bearer x", so that a client has one bucket. If the value is absent, empty, or not the only
-// one, the error wraps [ratelimit.ErrInvalidKey]. The interceptor answers it with Config.InvalidKey. Elsewhere it has the
-// code InvalidArgument.
+// one, the error wraps [ratelimit.ErrInvalidKey]. The interceptor answers it with Config.InvalidKey. Elsewhere it has
+// the code InvalidArgument.
 func Metadata(ctx context.Context, name string) (string, error) {
 	key, err := rpclimit.OnlyValue("metadata", name, metadata.ValueFromIncomingContext(ctx, name))
 	if err != nil {
