@@ -240,7 +240,7 @@ func (s *citusStand) killsWorker(t *testing.T) {
 	var left [2]float64
 	reservations := 0.0
 	eventually(t, "the workers are back, and their prepared transactions are committed or rolled back", func() bool {
-		_, err := s.nodes[0].pool.Exec(t.Context(), `SELECT recover_prepared_transactions()`)
+		_, err := s.nodes[0].pool.Exec(t.Context(), `SELECT recover_prepared_transactions(), count(*) FROM ratelimit.reservations`)
 		for i, r := range requests {
 			v, failure := limiter.Value(t.Context(), r)
 			left[i], err = v.Tokens, errors.Join(err, failure)

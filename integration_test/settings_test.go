@@ -83,6 +83,27 @@ func TestRoundedTextsAreAnError(t *testing.T) {
 	}
 }
 
+// A connection that reads numbers in binary form may have the setting, too. What is kept of a reservation isn't rounded
+// then.
+func TestReservationsAreNotRounded(t *testing.T) {
+	t.Parallel()
+	b := setup(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["extra_float_digits"] = "-12" })
+	requests := []ratelimit.Request{roomy.For("key").Cost(1234.5), other.For("key").Cost(1234.5)}
+	limiter := b.stopped(t)
+	for _, end := range []func(id string) error{
+		func(id string) error { return limiter.Cancel(t.Context(), id) },
+		func(id string) error {
+			return limiter.Settle(t.Context(), id, requests[0].Cost(0), requests[1].Cost(0))
+		},
+		func(id string) error { return b.stopped(t).Cancel(t.Context(), id) },
+	} {
+		r, err := limiter.Reserve(t.Context(), requests...)
+		require.NoError(t, err)
+		require.NoError(t, end(r.ID))
+		require.Equal(t, []float64{1e6, 1e6}, []float64{tokens(t, limiter, requests[0]), tokens(t, limiter, requests[1])})
+	}
+}
+
 // chosenSettings names settings that the databases of this process have.
 const chosenSettings = "RATELIMIT_SETTINGS"
 

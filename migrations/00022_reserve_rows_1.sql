@@ -23,7 +23,7 @@ CREATE FUNCTION ratelimit.reserve_rows_1(
     p_id uuid, p_not_before_us bigint, p_stale_us bigint, p_expire_us bigint, p_release boolean,
     p_state text, p_ready_us bigint, p_started_us bigint, p_expires_us bigint, p_starts boolean)
 RETURNS TABLE (allowed boolean, value float8, ts bigint, capacity float8, taken float8[], now_us bigint, mended boolean, held boolean, ready_us bigint)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql SET extra_float_digits = 1 AS $$
 #variable_conflict use_column
 DECLARE
     a       record;
