@@ -252,8 +252,11 @@ func (c *call) ask(ctx context.Context, l *Limiter) error {
 
 // send sends a call: in the transaction, or in a batch if possible.
 func send(ctx context.Context, l *Limiter, c *store.Call) error {
-	if l.pool == nil {
+	switch {
+	case l.pool == nil:
 		return l.session.Decide(ctx, c)
+	case c.Verb == verbAcquire && !c.Look && ctx.Done() != nil:
+		return sendLease(ctx, l, c)
 	}
 	return l.batcher.Do(ctx, c.Queueable())
 }

@@ -158,6 +158,7 @@ func TestCallersThatLeaveAStalledDatabaseAreReported(t *testing.T) {
 					require.GreaterOrEqual(t, e.Elapsed, 500*time.Millisecond) // and a rollback may stall, too
 					require.ErrorIs(t, e.Err, context.Canceled)
 				}
+				time.Sleep(time.Minute) // a call that takes slots goes on without its caller
 			})
 		})
 	}

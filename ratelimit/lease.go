@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
@@ -52,8 +53,9 @@ type Lease struct {
 // limit's slots by tokens, ErrInvalidCost for a number of slots that is 0 or not whole, and Take's other errors.
 //
 // Outside a transaction a refusal locks nothing. In a transaction, a rollback undoes the lease, and other calls for the
-// bucket wait until the transaction ends, so commit before the work begins. After ErrCommitUnknown, a lost
-// connection, or if ctx ends during the call, the slots may be held until the lease ends.
+// bucket wait until the transaction ends, so commit before the work begins. After ErrCommitUnknown or a lost
+// connection, the slots may be held until the lease ends. If ctx ends during a call outside a transaction, Acquire
+// returns at once, and slots that it gets afterwards are released in the background; other limits' tokens stay taken.
 //
 // A limit that is off, or that refuses only in shadow, holds no slot. If no limit of the call holds one, Fence is the
 // decision's time in microseconds since 1970, and RenewLease and Release accept the ID and do nothing.
@@ -75,6 +77,61 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 	lease := c.lease(requests, d)
 	lease.asked = asked
 	return lease, nil
+}
+
+// sendLease sends a call that takes slots. If ctx ends, it returns at once, and the call goes on without its caller and
+// then releases what it got: an interrupted call can have taken slots for a lease that nobody knows.
+func sendLease(ctx context.Context, l *Limiter, c *store.Call) error {
+	own := &store.Call{Question: c.Question}
+	own.Asks = slices.Clone(c.Asks)
+	type result struct {
+		err      error
+		panicked any
+	}
+	answered, left := make(chan result), make(chan struct{})
+	go func() {
+		r, ctx := result{}, context.WithoutCancel(ctx)
+		func() {
+			defer func() { r.panicked = recover() }()
+			r.err = l.batcher.Do(ctx, own.Queueable())
+		}()
+		select {
+		case answered <- r:
+		case <-left:
+			if r.err == nil && r.panicked == nil && bucket.AllAllowed(own.Answers) {
+				releaseUnknown(ctx, l, own)
+			}
+		}
+	}()
+	select {
+	case r := <-answered:
+		if r.panicked != nil {
+			panic(r.panicked)
+		}
+		copy(c.Asks, own.Asks)
+		c.Answers = own.Answers
+		return r.err
+	case <-ctx.Done():
+		close(left)
+		l.batcher.Withdraw(&own.Call)
+		return ctx.Err()
+	}
+}
+
+// releaseUnknown releases the lease of a call whose caller has left. Hooks of the program may panic.
+func releaseUnknown(ctx context.Context, l *Limiter, c *store.Call) {
+	defer func() { _ = recover() }()
+	id := slots.ID{}
+	for i := range c.Asks {
+		a := &c.Asks[i]
+		if taken, found := a.NewLease(&c.Answers[i]); found {
+			rule, _ := a.Terms.Kind.(bucket.Concurrent)
+			id.Fence, id.Of = taken.Fence, append(id.Of, slots.Share{Row: a.Key, Slots: taken.Slots, Length: rule.Lease})
+		}
+	}
+	if len(id.Of) > 0 {
+		_ = l.Release(ctx, id.String()) // the Observer learns of an error
+	}
 }
 
 // checkSlotsKept returns an error if an Acquire needs slots of a limit, but a rule replaces them by tokens. A limit

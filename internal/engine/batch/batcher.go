@@ -222,6 +222,17 @@ func (b *Batcher[T]) giveUp(c *Call[T]) bool {
 	return true
 }
 
+// Withdraw answers a call with context.Canceled if it still waits for its batch. A call that its batch has goes on.
+func (b *Batcher[T]) Withdraw(c *Call[T]) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if c.arrival > 0 && c.stage.CompareAndSwap(stageWaiting, stageLeft) {
+		b.leave(c)
+		c.err = context.Canceled
+		c.done <- struct{}{}
+	}
+}
+
 // goWithout ends the batch when the caller who gives up was the last who waited for it.
 func (f *batch[T]) goWithout() {
 	if f.unanswered.Add(-1) == 0 {

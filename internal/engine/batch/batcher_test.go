@@ -59,8 +59,11 @@ func randomHistory(t *testing.T, random *rand.Rand, slow bool) {
 		p := w.make(ctx, &job{seq: n, look: look, writes: writes, lasts: lasts}, names...)
 		context.AfterFunc(ctx, cancel)
 		all = append(all, p)
-		if random.IntN(8) == 0 {
+		switch random.IntN(16) {
+		case 0, 1:
 			all[random.IntN(len(all))].cancel()
+		case 2:
+			w.Withdraw(all[random.IntN(len(all))].call)
 		}
 		w.requireSound()
 		time.Sleep(time.Duration(random.ExpFloat64() * float64(pace)))
@@ -103,6 +106,17 @@ func TestCallsThatWait(t *testing.T) {
 			}
 			waiting[maxCalls].requireAnswered(3 * time.Millisecond)
 			require.Equal(w.t, []int{1, maxCalls, 1}, w.sizes)
+		},
+		"OnlyOneThatWaitsIsWithdrawn": func(w *simulation) {
+			first := w.ask(5*time.Millisecond, "a")
+			second, third := w.ask(time.Millisecond, "a"), w.ask(time.Millisecond, "a")
+			w.Withdraw(first.call)
+			w.Withdraw(second.call)
+			<-second.ended
+			require.ErrorIs(w.t, second.err, context.Canceled)
+			require.Zero(w.t, second.Of.started)
+			first.requireAnswered(5 * time.Millisecond)
+			third.requireAnswered(6 * time.Millisecond)
 		},
 		"NoCallOvertakesOneThatWantsItsBucket": func(w *simulation) {
 			first := w.ask(5*time.Millisecond, "a")
