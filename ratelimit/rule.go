@@ -165,7 +165,7 @@ func NewRuling(limit Limit, config RulingConfig) (*Ruling, error) {
 		case i == 0:
 			from = bucket.MinInstant
 		case from <= r.revisions[i-1].from:
-			return invalid("revision %d is from %v on, which is not after the one before it; sort them", i, e.EffectiveAt)
+			return invalid("revision %d takes effect at %v, which is not after the one before it; sort them", i, e.EffectiveAt)
 		}
 		if of.name == "" && !(arg.IsNil(e.Policy) && of.mode == On) {
 			of.name = config.Name

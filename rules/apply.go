@@ -78,7 +78,7 @@ func (s *Store) apply(ctx context.Context, tx pgx.Tx, edit Edit, changes *Change
 		w.from, w.pauseFrom = edit.From.UnixMicro(), edit.From.UnixMicro()
 	}
 	if w.from < w.now {
-		return Applied{}, invalid("the Edit holds from %v, which is past; what was decided since cannot be decided again: "+
+		return Applied{}, invalid("the Edit is from %v, which is past; decisions since then cannot change, so "+
 			"use now or later, or leave it out", timeOf(&w.from))
 	}
 	if err := s.checkKeys(ctx, tx, changes); err != nil {

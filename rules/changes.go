@@ -45,7 +45,7 @@ func (c *Changes) validate(edit Edit) error {
 	case n > maxChanges:
 		return invalid("%d changes at once; make up to %d", n, maxChanges)
 	case len(c.Resume) > 0 && !edit.From.IsZero():
-		return invalid("Resume with a From; a pause ends at once, or at its Until")
+		return invalid("Resume with a From; leave it out, because Resume ends a pause immediately")
 	}
 	if err := edit.validate(); err != nil {
 		return err

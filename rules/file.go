@@ -204,8 +204,8 @@ func (d *Document) read(root *yaml.Node) error {
 		}
 	}
 	if d.Tiers.Match == "" && len(d.Tiers.Tiers) > 0 {
-		return errors.New("match is missing: say all, so that each limit is asked whose tier fits, or first, so that the " +
-			"first tier that fits is")
+		return errors.New("match is missing; write all to ask the limit of each tier that fits, or first for only the " +
+			"first")
 	}
 	return nil
 }

@@ -156,7 +156,7 @@ func TestReadRefuses(t *testing.T) {
 		"\nrules:\n- limit: a\n  rate: -1\n  period: 1s":                                           `line 3: rule "a": ratelimit: invalid limit`,
 		"rules: [{limit: a, rate: 1, period: 1s}]\ntiers: [{limit: a, fixed_cost: 2}]\nmatch: all": "its capacity is 1, and a tier asks 2 of it, so that nobody would pass",
 		"tiers: [{limit: a, fixed_cost: -2}]\nmatch: all":                                          `"fixed_cost" is -2; write a number above 0`,
-		"tiers: [{limit: a}]":                                               "match is missing: say all",
+		"tiers: [{limit: a}]":                                               "match is missing; write all",
 		"tiers: [{limit: a}]\nmatch: some":                                  `Match is "some"; use "all" or "first"`,
 		"tiers: [{limit: a, key: '{user}{tenant}'}]\nmatch: all":            "nothing between {user} and {tenant}",
 		"match: all\ntiers:\n- key: '{user}'\n":                             "line 3: its Limit is not a limit's name",

@@ -223,7 +223,7 @@ func TestNewTiersRefuses(t *testing.T) {
 		{"UnknownCondition", rules.Tier{When: map[string]string{"customer": "1"}}, `its When has the attribute "customer"; there are user,`},
 		{"NoAttribute", rules.Tier{Key: "user"}, "it names no attribute; write one as {user}"},
 		{"NoSeparator", rules.Tier{Key: "{tenant}{user}"}, "there is nothing between {tenant} and {user}"},
-		{"OddSeparator", rules.Tier{Key: "{tenant}–{user}"}, "separated by something that is not ASCII"},
+		{"OddSeparator", rules.Tier{Key: "{tenant}–{user}"}, "separated by text that is not ASCII"},
 		{"Brace", rules.Tier{Key: "{user}}"}, "a brace"},
 		{"OpenBrace", rules.Tier{Key: "{{user}"}, "a brace"},
 		{"Escape", rules.Tier{Key: `{tenant}\{user}`}, "other separators"},

@@ -66,7 +66,7 @@ func parsePattern(text string) (*pattern, error) {
 			return nil, fmt.Errorf("there is nothing between {%s} and {%s}; separate them, as by a /", p.names[i-1], name)
 		}
 		if c := p.literals[i][0]; c < ' ' || c > '~' {
-			return nil, fmt.Errorf("{%s} and {%s} are separated by something that is not ASCII; use a sign such as /",
+			return nil, fmt.Errorf("{%s} and {%s} are separated by text that is not ASCII; use a sign such as /",
 				p.names[i-1], name)
 		}
 		p.separators += p.literals[i][:1]
@@ -109,8 +109,7 @@ func (t *readyTiers) validateKeys() error {
 		}
 		for _, q := range byLimit[name] {
 			if strings.HasPrefix(p.literals[0], q.literals[0]) || strings.HasPrefix(q.literals[0], p.literals[0]) {
-				return invalid("tier %d, of %q: its Key is %q and that of another tier is %q, so that one could spell the key of "+
-					"the other; "+
+				return invalid("tier %d, of %q: its Key %q and another tier's Key %q could make the same key; "+
 					"begin each with a word of its own, such as user:{user} and address:{address}", i, name, p.text, q.text)
 			}
 		}

@@ -71,11 +71,11 @@ func Parse(text string, valid func(of *Share) bool) (*ID, error) {
 	encoded, known := strings.CutPrefix(text, version)
 	switch {
 	case text == "":
-		return invalid("it is empty, as that of an Acquire that was refused")
+		return invalid("it is empty, as after a refused Acquire")
 	case len(text) > maxID:
 		return invalid(fmt.Sprintf("it has %d bytes, and none has more than %d", len(text), maxID))
 	case !known:
-		return invalid(fmt.Sprintf("%.20q is not how the ID of a Lease begins; pass the one that Acquire returned, and "+
+		return invalid(fmt.Sprintf("%.20q does not begin like a lease ID; pass the one that Acquire returned, and "+
 			"that of a Reservation to Settle or Cancel", text))
 	}
 	b, err := base64.RawURLEncoding.Strict().DecodeString(encoded)
@@ -84,7 +84,7 @@ func Parse(text string, valid func(of *Share) bool) (*ID, error) {
 	}
 	id, whole := decode(b[:len(b)-4], valid)
 	if !whole || id.String() != text {
-		return invalid("it holds what Acquire does not put there; pass the one that Acquire returned")
+		return invalid("it was changed; pass the one that Acquire returned")
 	}
 	return id, nil
 }

@@ -147,7 +147,7 @@ func (a *app) databaseConfig() (config *pgxpool.Config, from string, err error) 
 	}
 	a.secrets = append(a.secrets, dsn, a.env("PGPASSWORD"))
 	if err := looksWhole(dsn); err != nil {
-		return nil, "", misused("%s cannot be read: %w; it is not shown, as it may hold a password", from, err)
+		return nil, "", misused("%s cannot be read: %w; it is not shown, because it may contain a password", from, err)
 	}
 	config, err = pgxpool.ParseConfig(dsn)
 	switch { // the text of the error may hold a password
@@ -155,7 +155,7 @@ func (a *app) databaseConfig() (config *pgxpool.Config, from string, err error) 
 		return nil, "", misused("%s names a file that cannot be read; see sslrootcert, sslcert, sslkey and servicefile", from)
 	case err != nil:
 		return nil, "", misused("%s cannot be read: use %s, with special characters of the password percent-encoded, or "+
-			"host=.. dbname=..; it is not shown, as it may hold a password", from, exampleURL)
+			"host=.. dbname=..; it is not shown, because it may contain a password", from, exampleURL)
 	}
 	a.secrets = append(a.secrets, config.ConnConfig.Password)
 	return config, from, nil
@@ -252,8 +252,8 @@ func (a *app) explain(err error) error {
 	case err == nil:
 		return nil
 	case errors.Is(err, ratelimit.ErrHashKeyMismatch):
-		return fmt.Errorf("%w; here the secret is that of --hash-key-file or RATELIMIT_HASH_KEY, and --stored takes a key "+
-			"as it is stored", err)
+		return fmt.Errorf("%w; set the secret with --hash-key-file or RATELIMIT_HASH_KEY, or pass a stored key with "+
+			"--stored", err)
 	case !errors.As(err, &server):
 		return err
 	}

@@ -67,7 +67,7 @@ func nameOf(of, limit, plan, key string) string {
 type difference struct {
 	views   []changeView
 	changes rules.Changes
-	// rules and overrides are the numbers of those that only the tables have, and that stay.
+	// rules and overrides count the stored ones that the file lacks, and that stay.
 	rules, overrides int
 	// ended are the overrides of the file that have ended: they change nothing.
 	ended []thing

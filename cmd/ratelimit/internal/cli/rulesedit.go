@@ -203,7 +203,7 @@ func (d *difference) revert(s *rules.Statement, all []rules.Statement, list *rul
 	case old != nil && old.Err != nil:
 		return old.Err
 	case old != nil && old.From.After(from.Add(soon)):
-		return misused("it was to take effect at %s; give that as --from", instant(old.From))
+		return misused("it takes effect at %s; pass that as --from", instant(old.From))
 	case old != nil && old.Rule != nil:
 		next = old.Rule
 	case old != nil:

@@ -55,7 +55,7 @@ type Config struct {
 	// Attributes are the names of the entries of descriptors that tiers use.
 	Attributes []string
 	// Credentials are the tokens and the certificate at first. Reread returns them anew: Run calls it every 10 seconds,
-	// and when Hangup receives. After an error the server keeps those that it has.
+	// and when Hangup receives. After an error the server keeps the old ones.
 	Credentials Credentials
 	Reread      func() (Credentials, error)
 	Hangup      <-chan os.Signal

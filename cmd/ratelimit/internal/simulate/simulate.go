@@ -51,7 +51,7 @@ type Config struct {
 // Run replays requests from CSV: a head with the columns' names, and a row for each request. The column time is
 // required: RFC 3339, or as psql prints it, and UTC if it has no zone. The others are the attributes of the tiers, such
 // as user, plan and address, and the sources of their costs, such as header:x-tokens, which are required. Rows are in
-// the order of time. Memory grows with the number of keys, not with that of rows. A request that cannot be decided is
+// the order of time. Memory grows with the number of keys, not of rows. A request that cannot be decided is
 // counted in the Report; with an error there is none.
 func Run(ctx context.Context, config Config, in io.Reader) (*Report, error) {
 	r, err := newReplay(&config)
@@ -166,7 +166,7 @@ func (r *replay) read(ctx context.Context, in io.Reader) error {
 		line, _ := rows.FieldPos(0)
 		at, err := timeOf(row["time"])
 		if err == nil && at.Before(r.report.To) {
-			err = fmt.Errorf("its time %s is before that of the row above; sort the rows by time, as ORDER BY does",
+			err = fmt.Errorf("its time %s is before the time of the row above; sort the rows by time, as ORDER BY does",
 				row["time"])
 		}
 		cost := 1.0
@@ -227,7 +227,7 @@ func timeOf(text string) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("its time is %.40q; write it as 2026-12-31T18:00:00Z", text)
 }
 
-// decide decides on a row. The cost is that of By.
+// decide decides on a row. cost is By's.
 func (r *replay) decide(ctx context.Context, line int, at time.Time, row map[string]string, cost float64) {
 	p := &r.report
 	if p.Rows++; p.Rows == 1 {

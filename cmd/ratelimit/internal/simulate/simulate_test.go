@@ -188,7 +188,7 @@ func TestRunRefuses(t *testing.T) {
 		"time,user, user\n":                 `the column "user" is there twice`,
 		"time,user\n2026-03-01T12:00:00Z\n": "line 2: wrong number of fields",
 		"time,user\n12:00,ada\n":            `line 2: its time is "12:00"; write it as`,
-		"time,user\n2026-03-01T12:00:01Z,a\n2026-03-01T12:00:00Z,a\n":     "line 3: its time 2026-03-01T12:00:00Z is before that of the row above",
+		"time,user\n2026-03-01T12:00:01Z,a\n2026-03-01T12:00:00Z,a\n":     "line 3: its time 2026-03-01T12:00:00Z is before the time of the row above",
 		"time,user\n2026-03-01T12:00:01Z,\"a\n2026-03-01T12:00:00Z,a\n\n": "quote",
 	} {
 		_, err := simulate.Run(t.Context(), simulate.Config{Rules: two, By: "user", Limit: "a"}, strings.NewReader(text))
