@@ -2,7 +2,6 @@ package docs_test
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
@@ -24,7 +22,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/take"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
-	"github.com/pgratelimit/pgratelimit/sqllimit"
 )
 
 var (
@@ -39,20 +36,6 @@ var Completions = ratelimit.Define("completions", ratelimit.TokenBucket{Rate: 10
 
 // The functions below hold code blocks of README.md, docs/guide.md, docs/promises.md and docs/reservations.md.
 // TestReadme runs them.
-
-func readmeDatabaseSQL(ctx context.Context, db *sql.DB, userID, body string) error {
-	limiter, err := sqllimit.New(db, ratelimit.Config{})
-	if err != nil {
-		return err
-	}
-	return sqllimit.InTx(ctx, limiter, func(tx *sql.Tx, limits *ratelimit.Limiter) error {
-		if err := limits.Require(ctx, SendMessage.For(userID), FreeTrials.Global()); err != nil {
-			return err
-		}
-		_, err := tx.ExecContext(ctx, `INSERT INTO messages (author, body) VALUES ($1, $2)`, userID, body)
-		return err
-	})
-}
 
 func readmeTake(ctx context.Context, limiter *ratelimit.Limiter, userID string) error {
 	d, err := limiter.Take(ctx, SendMessage.For(userID))
@@ -122,9 +105,6 @@ func TestReadme(t *testing.T) {
 	require.NoError(t, err)
 
 	require.NoError(t, limiter.Require(ctx, SendMessage.For("ada").Cost(3)))
-	db := stdlib.OpenDBFromPool(pool)
-	require.NoError(t, readmeDatabaseSQL(ctx, db, "grace", "hello"))
-	require.NoError(t, db.Close())
 	require.NoError(t, readmeTake(ctx, limiter, "grace"))
 	require.ErrorContains(t, readmeTake(ctx, limiter, "ada"), "try again in ")
 
