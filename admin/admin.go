@@ -53,13 +53,13 @@ type Identity struct {
 type Config struct {
 	// Pool is the database that the page reads, and on which it changes rules. Required.
 	Pool *pgxpool.Pool
-	// Authorize returns who makes a request, from what your code has verified: a session, or a header that a proxy of
-	// yours sets and clients cannot. With an error the answer is 403, and the error is not shown. Required.
+	// Authorize returns who makes a request, from data that your code has verified: a session, or a header that a proxy of
+	// yours sets and clients can't. After an error the answer is 403, without the error's text. Required.
 	Authorize func(*http.Request) (Identity, error)
-	// Limits are the limits as they are defined in the code, which no table says. Of others the page knows the policy only
-	// where they have a stored rule. Defaults to none.
+	// Limits are the definitions in the code, which no table has. For other limits the page knows only stored rules'
+	// policies. Defaults to none.
 	Limits []ratelimit.Limit
-	// Logger receives the errors of reads, and a line for each bucket that an operator resets, credits or cancels. No line
+	// Logger receives read errors, and a line for each bucket that an operator resets, credits or cancels. No line
 	// contains a key. Defaults to slog.Default().
 	Logger *slog.Logger
 }
@@ -81,8 +81,8 @@ type Handler struct {
 	pages      pages
 }
 
-// New returns the page of a limiter. set is the limiter's Config.Policies. If it is nil, the page shows no rules. The
-// error wraps ErrInvalidConfig and says what to change.
+// New returns the page of a limiter. set is the limiter's Config.Policies, or nil if it has none; the page then shows
+// no rules. The error wraps ErrInvalidConfig and says what to change.
 func New(limiter *ratelimit.Limiter, set *rules.Set, config Config) (*Handler, error) {
 	if err := config.validate(limiter, set); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)

@@ -18,14 +18,14 @@ import (
 
 // HolderConfig configures a Holder. Only Requests is required.
 type HolderConfig struct {
-	// Requests returns the slots that a job holds while it runs, for example Exports.For(tenant), and none for a job
-	// that holds no slot. It may also return requests for limits of other kinds: the call takes all or nothing, those
-	// tokens stay taken, and each attempt takes them again. An error fails the attempt.
+	// Requests returns the slots that a job holds while it runs, for example Exports.For(tenant), or none. It may also
+	// return requests for limits of other kinds: the call takes all or nothing, those tokens stay taken, and each attempt
+	// takes them again. An error fails the attempt.
 	Requests func(job *rivertype.JobRow) ([]ratelimit.Request, error)
-	// MaxSnooze is the longest snooze of a job that found no free slot. No job is notified when a slot becomes free.
-	// The snooze is a random time of at least half of MaxSnooze, so that waiting jobs do not ask together. A short
-	// MaxSnooze costs an update of each waiting job each time. A long one leaves slots unused: of very short jobs,
-	// about one a second runs in each slot by default. Defaults to 2 seconds.
+	// MaxSnooze is the longest snooze of a job that found no free slot, because no job is notified when one becomes free.
+	// The snooze is a random time of at least half of it, so that waiting jobs don't ask together. A short MaxSnooze costs
+	// an update of each waiting job each time, and a long one leaves slots unused: of very short jobs, about one a second
+	// runs in each slot by default. Defaults to 2 seconds.
 	MaxSnooze time.Duration
 	// Logger receives errors that no caller gets: a job that lost its slot and continued to its end, at growing intervals
 	// of up to a minute. Defaults to slog.Default.
@@ -47,8 +47,8 @@ type Holder struct {
 	lost    telemetry.FailureLog
 }
 
-// NewHolder returns a Holder for the slots of limiter. It sends nothing to the database. Install its Middleware in
-// every River client that works the jobs.
+// NewHolder returns a Holder for the limiter's slots. It sends nothing to the database. Install its Middleware in every
+// River client that works the jobs.
 func NewHolder(limiter *ratelimit.Limiter, config HolderConfig) (*Holder, error) {
 	if err := guard.CheckLimiter(limiter); err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalidConfig, err)

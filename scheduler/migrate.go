@@ -28,9 +28,9 @@ const (
 	lockPause = 100 * time.Millisecond
 )
 
-// Migrate updates River's own tables, with rivermigrate. It does not change the tables of the limiter: use
-// migrations.Up. Any number of processes may call it at once: one migrates, and the others wait until ctx ends. It
-// works on a pool of one connection, but opens one more of its own for the lock.
+// Migrate updates River's own tables, with rivermigrate, but not the limiter's: use migrations.Up. Any number of
+// processes may call it at once: one migrates, and the others wait until ctx ends. It works on a pool of one
+// connection, but opens one more for the lock.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, config MigrateConfig) (err error) {
 	if pool == nil {
 		return fmt.Errorf("%w: the pool is nil; pass what pgxpool.New returned", ErrInvalidConfig)

@@ -15,14 +15,14 @@ type Pauser interface {
 	Pause(ctx context.Context, edit rules.Edit, pauses ...rules.Pause) (rules.Applied, error)
 }
 
-// PauseFor pauses a limit for the time that [RetryAfter] reads from the response of its upstream, and for most at the
-// longest. It returns the end of the pause. If the response asks for no pause, it pauses nothing and returns the zero
-// time. A request with a key pauses the bucket of that key, and one for [ratelimit.Limit.Global] the limit.
+// PauseFor pauses a limit until the time that [RetryAfter] reads from its upstream's response, for most at the longest,
+// and returns the end of the pause. If the response asks for none, it returns the zero time. A request with a key
+// pauses that key's bucket, and one for [ratelimit.Limit.Global] the limit.
 //
-// A longer pause stays, for example one of an operator. If this process knows of it, PauseFor writes nothing and
-// returns its end, so few of many refused workers write. During the pause, each process that is notified takes nothing
-// and starts no job, and new reservations are ready no earlier than its end. The pause ends by itself. It is a change
-// of its own, and stays if the job fails.
+// A longer pause stays, for example an operator's. If this process knows of it, PauseFor writes nothing and returns its
+// end, so few of many refused workers write. During the pause, each process that is notified takes nothing and starts
+// no job, and new reservations are ready no earlier than its end. The pause ends by itself. It's a change of its own,
+// and stays if the job fails.
 func (s *Scheduler) PauseFor(ctx context.Context, pauser Pauser, response *http.Response, most time.Duration,
 	request ratelimit.Request,
 ) (until time.Time, err error) {

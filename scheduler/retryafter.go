@@ -7,12 +7,12 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/guard"
 )
 
-// RetryAfter returns the time until which the upstream asks for no requests. It returns false if the response is
-// neither a 429 nor a 503, or has no Retry-After in the future. A date counts from the Date of the response, if it has
-// one, so that the upstream's clock need not agree with ours.
+// RetryAfter returns the time until which the upstream asks for no requests, and false if the response is neither a 429
+// nor a 503, or has no Retry-After in the future. A date counts from the response's Date, if it has one, so the
+// upstream's clock needn't agree with ours.
 //
-// now is the present on the clock of the result; for a pause that is the database's clock. A wait that is longer than
-// most, or out of range, becomes most. So a mistake of the upstream does not pause a limit for years.
+// now is the present on the result's clock; for a pause that is the database's. A wait that is longer than most, or out
+// of range, becomes most, so an upstream's mistake doesn't pause a limit for years.
 func RetryAfter(response *http.Response, now time.Time, most time.Duration) (until time.Time, ok bool) {
 	if response.StatusCode != http.StatusTooManyRequests && response.StatusCode != http.StatusServiceUnavailable {
 		return time.Time{}, false

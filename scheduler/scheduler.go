@@ -33,22 +33,21 @@ type Config struct {
 	Cancelled Unused
 	// Discarded decides about the tokens of a job whose last attempt failed. Defaults to KeepEstimate.
 	Discarded Unused
-	// RetriesPay makes every further attempt of a job reserve the cost again, and wait for it. A snooze is not an
-	// attempt, nor is an attempt that ended because its client was stopped. Defaults to false: a job pays once.
+	// RetriesPay makes every further attempt of a job reserve the cost again, and wait for it. A snooze isn't an attempt,
+	// nor is an attempt that ended because its client was stopped. Defaults to false: a job pays once.
 	RetriesPay bool
 	// TakeUpEarly is how long before its turn a worker may take up a job. The worker then waits for the turn itself, and
-	// occupies one of the queue's MaxWorkers meanwhile. If TakeUpEarly is a little above FetchPollInterval, a job starts
-	// within milliseconds of its turn. Defaults to 1.3 seconds, which is a little above River's default poll. Below 0 a
-	// job waits in the database and starts when a worker next polls, at most FetchPollInterval late. At most 5 seconds.
+	// occupies one of the queue's MaxWorkers. If it's a little above FetchPollInterval, a job starts within milliseconds
+	// of its turn. Defaults to 1.3 seconds, a little above River's default poll. Below 0 a job waits in the database and
+	// starts when a worker next polls, at most FetchPollInterval late. At most 5 seconds.
 	TakeUpEarly time.Duration
-	// Requests returns the cost of a job that was inserted without Enqueue, so that jobs of other programs are paced,
-	// for example for each tenant. It returns none for a job that costs nothing. The worker that first gets the job
-	// reserves the cost, and snoozes the job until its turn, which loses no attempt. If a limit refuses the
-	// reservation, the job is snoozed and asks again. From then on the job is like a job of Enqueue: set StaleAfter of
-	// [ratelimit.Config], and RetriesPay if each attempt uses the limited resource. An error fails the attempt. If the
-	// worker is killed during the reservation, that reservation stays until it expires, and the job reserves again. A
-	// job whose reservation is gone, and whose metadata do not say what it cost, reserves what Requests returns. A
-	// nil Requests means that jobs without a reservation run at once.
+	// Requests returns the cost of a job that was inserted without Enqueue, so that other programs' jobs are paced, too,
+	// or none for a job that costs nothing. The worker that first gets the job reserves the cost, and snoozes the job
+	// until its turn, which loses no attempt. If a limit refuses the reservation, the job is snoozed and asks again. From
+	// then on it's like a job of Enqueue, so set StaleAfter of [ratelimit.Config], and RetriesPay if each attempt uses the
+	// limited resource. An error fails the attempt. If the worker is killed during the reservation, that one stays until
+	// it expires, and the job reserves again. A job whose reservation is gone, and whose metadata lack its cost, also
+	// reserves what Requests returns. A nil Requests means that jobs without a reservation run immediately.
 	Requests func(job *rivertype.JobRow) ([]ratelimit.Request, error)
 	// Logger receives errors that no caller gets: a reservation that could not be settled after its job had succeeded, at
 	// growing intervals of up to a minute, and jobs that ran without the middleware. Defaults to slog.Default.
@@ -101,7 +100,7 @@ type Scheduler struct {
 	swept time.Time // up to when Maintain has looked at the jobs that ended
 }
 
-// New returns a Scheduler for the reservations of limiter. It sends nothing to the database. Install it in every River
+// New returns a Scheduler for the limiter's reservations. It sends nothing to the database. Install it in every River
 // client that inserts or works its jobs.
 func New(limiter *ratelimit.Limiter, config Config) (*Scheduler, error) {
 	if err := guard.CheckLimiter(limiter); err != nil {

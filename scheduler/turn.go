@@ -28,7 +28,7 @@ func TurnFromContext(ctx context.Context) *Turn {
 	return &Turn{}
 }
 
-// WithTx returns the turn as part of tx, so that the actual cost commits with the writes of the job, and with River's
+// WithTx returns the turn as part of tx, so that the actual cost commits with the job's writes, and with River's
 // JobCompleteTx.
 func (s *Turn) WithTx(tx pgx.Tx) *Turn {
 	if s.limiter == nil {

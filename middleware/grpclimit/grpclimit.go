@@ -50,9 +50,8 @@ type Config struct {
 	Skip func(ctx context.Context, fullMethod string) bool
 	// Timeout bounds the time of a decision. Defaults to 1 second.
 	Timeout time.Duration
-	// FailOpen allows calls on which the database did not decide, and logs them. Calls that failed because of many
-	// calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), and all after Close of the limiter, are rejected even
-	// so. Defaults to false.
+	// FailOpen allows calls on which the database didn't decide, and logs them, but not calls that failed because of many
+	// calls (ratelimit.ErrContended, ratelimit.ErrOverloaded), or any after Close of the limiter. Defaults to false.
 	FailOpen bool
 	// InvalidKey is the code for a key that is missing, empty, or cannot be stored. Defaults to codes.InvalidArgument, for
 	// keys that clients send; codes.Unauthenticated and codes.Internal may fit better.
