@@ -207,9 +207,9 @@ type Config struct {
 	// that Citus distributes still wait for the disk. The setting is in the call's statement (synchronous_commit), so
 	// sessions keep theirs, also behind PgBouncer.
 	RelaxedCommit bool
-	// RefusalCache is the number of buckets whose refusal of a Take outside a transaction is remembered, from 64 to 100
-	// million. Until the refusal's wait is over, a Take of at least that cost is refused from memory, without a round
-	// trip. Defaults to 0: no cache.
+	// RefusalCache is the number of buckets whose refusal of a Take outside a transaction is remembered, up to 100
+	// million; a number below 64 counts as 64. Until the refusal's wait is over, a Take of at least that cost is refused
+	// from memory, without a round trip. Defaults to 0: no cache.
 	//
 	// The cache learns immediately what this Limiter takes or returns (from InTx at the commit), and of a changed policy.
 	// It learns within a second what other processes, and transactions that you began, do, so until then a call can be
