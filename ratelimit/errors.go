@@ -307,3 +307,34 @@ func (e *CapacityError) Error() string {
 
 // Unwrap returns ErrCostExceedsCapacity.
 func (e *CapacityError) Unwrap() error { return ErrCostExceedsCapacity }
+
+// isUnsent reports whether pgx refused to send a batch, because an argument can't be encoded, and closed the
+// connection. A batch whose statements can't be prepared is such an error, too, but then the connection may have been
+// lost.
+func isUnsent(err error) bool {
+	var unsent pgx.ErrPreprocessingBatch
+	return errors.As(err, &unsent) && strings.HasPrefix(unsent.Error(), "error preprocessing batch (build)")
+}
+
+// begunWith returns the error of BEGIN. Nothing was written. The connection is lost unless the server refused to begin.
+func begunWith(err error) (lost bool, _ error) {
+	lost = isUnavailable(err) || pgerr.Code(err) == ""
+	if pgerr.Code(err) == codeNotSupported {
+		err = fmt.Errorf("%w; the server is a standby: "+toThePrimary, err)
+	}
+	return lost, during("begin", err)
+}
+
+// hasFailed reports whether the database or a concurrent transaction failed a transaction, so that its decisions do not
+// count.
+func hasFailed(lost bool, err error) bool {
+	return lost || isUnavailable(err) || IsRetryable(err) || errors.Is(err, ErrContended) ||
+		errors.Is(err, ErrCommitUnknown)
+}
+
+// isRolledBack reports whether the error of a statement that commits says that it has not.
+func isRolledBack(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !isOfWorker(pgErr.Code) ||
+		pgerr.Code(err) == codeIdleInTransaction
+}

@@ -304,3 +304,64 @@ func (c *Config) asOf() *int64 {
 	now := clampInstant(c.AsOf().Truncate(time.Microsecond))
 	return &now
 }
+
+// owner adapts a Limiter to package store.
+type owner struct{ *Limiter }
+
+// InOwnTx runs fn once on a session in a READ COMMITTED transaction of its own.
+func (o owner) InOwnTx(ctx context.Context, from *store.Session, fn func(tx *store.Session) error) error {
+	return inOwnTx(ctx, o.Limiter, from, func(tx *Limiter) error { return fn(&tx.session) })
+}
+
+// Once runs statement on a connection of the pool. Only a pool of pgx gives one.
+func (o owner) Once(ctx context.Context, claim func() bool,
+	statement func(ctx context.Context, conn store.Conn) error,
+) (ran bool, err error) {
+	pool, isPool := o.pool.(*pgxpool.Pool)
+	if !isPool {
+		return false, nil
+	}
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Release()
+	if claim != nil && !claim() {
+		return false, context.Canceled
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.EndTimeout)
+	defer cancel()
+	if err = statement(ctx, conn); err != nil && !isRolledBack(err) {
+		err = fmt.Errorf("%w: %w", ErrCommitUnknown, err)
+	}
+	return true, err
+}
+
+// Retry runs attempt again after it returned err, as long as its errors are conflicts with other transactions.
+func (o owner) Retry(ctx context.Context, verb string, err error, attempt func() error) error {
+	return retry(ctx, o.Limiter, verb, whenAgain(err), err, func() (again, error) {
+		err := attempt()
+		return whenAgain(err), err
+	})
+}
+
+// Batch sends a call to the batcher, unless the Limiter is closed, or has too many calls.
+func (o owner) Batch(ctx context.Context, c *store.Call) (sent bool, err error) {
+	if o.pool == nil || o.batcher.IsClosed() {
+		return false, nil
+	}
+	err = o.batcher.Do(ctx, c.Queueable())
+	return !isAnyOf(err, ErrClosed, ErrOverloaded), err
+}
+
+// ClockRepaired reports a corrected row to the Observer.
+func (o owner) ClockRepaired(ctx context.Context, limit string) {
+	o.reports.tell(ctx, event.ClockRepaired{Limit: limit})
+}
+
+// Batched reports a batch to the Observer.
+func (o owner) Batched(ctx context.Context, calls int, elapsed time.Duration) {
+	if o.reports.observer != nil { // without an Observer, do not allocate the event
+		o.reports.tell(ctx, event.Batched{Calls: calls, Elapsed: elapsed})
+	}
+}

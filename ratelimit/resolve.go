@@ -2,7 +2,10 @@ package ratelimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -262,4 +265,137 @@ func (u *usage) find(limit Limit) *Limit {
 		}
 	}
 	return nil
+}
+
+// pause answers all requests of a call from memory if one of them is paused and the call decides, or reserves and may
+// not wait so long. It sets the instant before which a reservation is not ready.
+func (p *plan) pause(decides bool) {
+	for i := range p.asks {
+		decides = decides || p.isBarred(i)
+	}
+	for i := range p.asked {
+		at := p.asked[i].ask
+		s := &p.of[at]
+		if s.pausedUntil > p.now {
+			p.notBefore = max(p.notBefore, s.pausedUntil)
+		}
+		if !decides {
+			continue
+		}
+		answer := State{Limit: s.limit, Allowed: true, NotAsked: true}
+		s.tell(&answer, nil)
+		if until := s.pausedUntil; p.isBarred(at) {
+			wait := time.Duration(min(until-p.now, bucket.Horizon))*time.Microsecond - p.asks[at].MaxWait
+			answer.Allowed, answer.Mode, answer.RetryAfter, answer.ResetAfter = false, On, wait, wait
+			answer.PausedUntil, answer.PauseReason = time.UnixMicro(until), s.rule.config.PauseReason
+		}
+		p.asked[i].ask, p.asked[i].known = -1, &answer
+	}
+	if decides {
+		p.asks, p.of = nil, nil
+	}
+}
+
+// isBarred reports whether the pause of a bucket refuses the call. A reservation waits for the end of the pause if it
+// may.
+func (p *plan) isBarred(i int) bool {
+	until, within := p.of[i].pausedUntil, p.asks[i].MaxWait.Microseconds()
+	return until > max(p.now, 0) && (!p.reserves || within > 0 && until-p.now > within)
+}
+
+// leaveOut removes limits that are off from the call.
+func (p *plan) leaveOut() {
+	for i := range p.of {
+		s := &p.of[i]
+		if s.mode == Off {
+			answer := State{Limit: s.limit, Allowed: true, Remaining: s.limit.Capacity(), NotAsked: true}
+			s.tell(&answer, nil)
+			p.release(i, answer)
+		}
+	}
+}
+
+// release removes ask i from the call and records its answer. The plan of a reservation keeps the ask without a cost,
+// so that its cost can be settled.
+func (p *plan) release(i int, answer State) {
+	for j := range p.asked {
+		if p.asked[j].ask == i {
+			p.asked[j].ask, p.asked[j].known = -1, &answer
+		}
+	}
+	a := &p.asks[i]
+	a.Cost, a.MinBalance, a.AllowDebt, a.MaxWait = 0, -math.MaxFloat64, false, 0
+	a.Unenforced, p.of[i].released = true, true
+}
+
+// drop deletes released asks, unless the call reserves.
+func (p *plan) drop() {
+	released := false
+	for i := range p.of {
+		released = released || p.of[i].released
+	}
+	if p.reserves || !released {
+		return
+	}
+	place, n := make([]int, len(p.asks)), 0
+	for i := range p.asks {
+		place[i] = n
+		if !p.of[i].released {
+			p.asks[n], p.of[n] = p.asks[i], p.of[i]
+			n++
+		}
+	}
+	p.asks, p.of = p.asks[:n], p.of[:n]
+	p.move(place)
+}
+
+// refusedInShadow returns the buckets that refused, or nil if a bucket of an enforced limit did. The call is run again
+// without them.
+func (p *plan) refusedInShadow(answers []bucket.Answer) (refused []int) {
+	for i := range answers {
+		if answers[i].Allowed {
+			continue
+		}
+		if p.of[i].mode != Shadow {
+			return nil
+		}
+		refused = append(refused, i)
+	}
+	return refused
+}
+
+// leaveShadowsOut runs a call again without the buckets that refused in shadow, until none does or an enforced limit
+// refuses. It uses a new call, because a batch may still use the first one.
+func (c *call) leaveShadowsOut(run func(again *call) error) error {
+	for !c.Look {
+		refused := c.plan.refusedInShadow(c.Answers)
+		if refused == nil {
+			return nil
+		}
+		again := &call{plan: c.plan.withoutShadows(refused, c.Answers)}
+		again.Question, again.Asks = c.Question, again.plan.asks
+		again.Look = again.plan.costless && !again.plan.reserves
+		err := run(again)
+		if err == nil || errors.Is(err, ErrCommitUnknown) { // otherwise a batch that the call has left may still write to it
+			c.plan, c.Question, c.Outcome = again.plan, again.Question, again.Outcome
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (p *plan) withoutShadows(refused []int, answers []bucket.Answer) plan {
+	left := *p
+	left.asks, left.of, left.asked = slices.Clone(p.asks), slices.Clone(p.of), slices.Clone(p.asked)
+	left.now = answers[0].Now
+	for _, i := range refused {
+		var state State
+		p.setState(&state, i, &answers[i], &bucket.Snapshot{})
+		left.release(i, state)
+	}
+	left.drop()
+	left.costless = bucket.AllCostless(left.asks)
+	return left
 }

@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
-	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
@@ -224,23 +221,6 @@ func transact(ctx context.Context, l *Limiter, level pgx.TxIsoLevel, ticket *txq
 	return pgerr.Code(err) == codeIdleInTransaction, err
 }
 
-// isUnsent reports whether pgx refused to send a batch, because an argument can't be encoded, and closed the
-// connection. A batch whose statements can't be prepared is such an error, too, but then the connection may have been
-// lost.
-func isUnsent(err error) bool {
-	var unsent pgx.ErrPreprocessingBatch
-	return errors.As(err, &unsent) && strings.HasPrefix(unsent.Error(), "error preprocessing batch (build)")
-}
-
-// begunWith returns the error of BEGIN. Nothing was written. The connection is lost unless the server refused to begin.
-func begunWith(err error) (lost bool, _ error) {
-	lost = isUnavailable(err) || pgerr.Code(err) == ""
-	if pgerr.Code(err) == codeNotSupported {
-		err = fmt.Errorf("%w; the server is a standby: "+toThePrimary, err)
-	}
-	return lost, during("begin", err)
-}
-
 // beginTx begins a transaction. On a pool of pgx, BEGIN is sent with its first statement, unless the statements of the
 // store must name one row each.
 func beginTx(ctx context.Context, l *Limiter, level pgx.TxIsoLevel) (pgx.Tx, error) {
@@ -254,13 +234,6 @@ func beginTx(ctx context.Context, l *Limiter, level pgx.TxIsoLevel) (pgx.Tx, err
 		return nil, err
 	}
 	return tx, nil
-}
-
-// hasFailed reports whether the database or a concurrent transaction failed a transaction, so that its decisions do not
-// count.
-func hasFailed(lost bool, err error) bool {
-	return lost || isUnavailable(err) || IsRetryable(err) || errors.Is(err, ErrContended) ||
-		errors.Is(err, ErrCommitUnknown)
 }
 
 // ownedTx is a transaction that the Limiter began, or one nested in it, as fn of InTx and its calls get it. Once fn has
@@ -332,13 +305,6 @@ func commit(ctx context.Context, tx pgx.Tx) error {
 	return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 }
 
-// isRolledBack reports whether the error of a statement that commits says that it has not.
-func isRolledBack(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && !isOfWorker(pgErr.Code) ||
-		pgerr.Code(err) == codeIdleInTransaction
-}
-
 // rollback ends tx even if ctx is cancelled. Its error is ignored: a connection that cannot roll back is closed, and
 // the server rolls back.
 func rollback(ctx context.Context, tx pgx.Tx) {
@@ -381,67 +347,6 @@ func inOwnTx(ctx context.Context, l *Limiter, from *store.Session, fn func(tx *L
 		return fn(bound)
 	})
 	return err
-}
-
-// owner adapts a Limiter to package store.
-type owner struct{ *Limiter }
-
-// InOwnTx runs fn once on a session in a READ COMMITTED transaction of its own.
-func (o owner) InOwnTx(ctx context.Context, from *store.Session, fn func(tx *store.Session) error) error {
-	return inOwnTx(ctx, o.Limiter, from, func(tx *Limiter) error { return fn(&tx.session) })
-}
-
-// Once runs statement on a connection of the pool. Only a pool of pgx gives one.
-func (o owner) Once(ctx context.Context, claim func() bool,
-	statement func(ctx context.Context, conn store.Conn) error,
-) (ran bool, err error) {
-	pool, isPool := o.pool.(*pgxpool.Pool)
-	if !isPool {
-		return false, nil
-	}
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return false, err
-	}
-	defer conn.Release()
-	if claim != nil && !claim() {
-		return false, context.Canceled
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), store.EndTimeout)
-	defer cancel()
-	if err = statement(ctx, conn); err != nil && !isRolledBack(err) {
-		err = fmt.Errorf("%w: %w", ErrCommitUnknown, err)
-	}
-	return true, err
-}
-
-// Retry runs attempt again after it returned err, as long as its errors are conflicts with other transactions.
-func (o owner) Retry(ctx context.Context, verb string, err error, attempt func() error) error {
-	return retry(ctx, o.Limiter, verb, whenAgain(err), err, func() (again, error) {
-		err := attempt()
-		return whenAgain(err), err
-	})
-}
-
-// Batch sends a call to the batcher, unless the Limiter is closed, or has too many calls.
-func (o owner) Batch(ctx context.Context, c *store.Call) (sent bool, err error) {
-	if o.pool == nil || o.batcher.IsClosed() {
-		return false, nil
-	}
-	err = o.batcher.Do(ctx, c.Queueable())
-	return !isAnyOf(err, ErrClosed, ErrOverloaded), err
-}
-
-// ClockRepaired reports a corrected row to the Observer.
-func (o owner) ClockRepaired(ctx context.Context, limit string) {
-	o.reports.tell(ctx, event.ClockRepaired{Limit: limit})
-}
-
-// Batched reports a batch to the Observer.
-func (o owner) Batched(ctx context.Context, calls int, elapsed time.Duration) {
-	if o.reports.observer != nil { // without an Observer, do not allocate the event
-		o.reports.tell(ctx, event.Batched{Calls: calls, Elapsed: elapsed})
-	}
 }
 
 // isClosed reports whether the connection of a transaction of the pool is closed. A transaction over database/sql

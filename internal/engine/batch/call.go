@@ -140,11 +140,3 @@ func (c *Call[T]) result() error {
 	}
 	return c.err
 }
-
-// use is what a Batcher knows of a bucket while a call waits for it, or a batch keeps it from others.
-type use[T any] struct {
-	key    bucket.Key
-	calls  int       // that wait for it
-	queued int       // how many of them are in the queue, and not behind a slow batch
-	batch  *batch[T] // that keeps it from others
-}
