@@ -287,7 +287,8 @@ func (c Config) validate() error {
 	case c.Policies != nil && arg.IsNil(c.Policies):
 		return fmt.Errorf("%w: Policies holds a nil %T; pass what was made, or nothing", ErrInvalidConfig, c.Policies)
 	case c.StaleAfter < 0 || c.StaleAfter > bucket.MaxSpan:
-		return fmt.Errorf("%w: StaleAfter is %v; use a duration up to 100 years, or 0 for never", ErrInvalidConfig, c.StaleAfter)
+		return fmt.Errorf("%w: StaleAfter is %v; use a duration up to 100 years, or 0 for never", ErrInvalidConfig,
+			c.StaleAfter)
 	case c.ExpireAfter < 0 || c.ExpireAfter > bucket.MaxSpan:
 		return fmt.Errorf("%w: ExpireAfter is %v; use a duration up to 100 years, or 0 for the default", ErrInvalidConfig,
 			c.ExpireAfter)

@@ -177,16 +177,19 @@ func startOf(phase, step int64) int64 { return (phase%step + step) % step }
 //
 //	limit                     the limit's name
 //	kind                      "token bucket", "fixed window", "calendar window", "sliding window" or "concurrency"
-//	rate, period_us           rate tokens are added each period, continuously or at the start of a window. For a sliding window, rate
-//	                          is the maximum in any period. Concurrency has neither, and a calendar window has no period
+//	rate, period_us           rate tokens are added each period, continuously or at the start of a window. For a sliding
+//	                          window, rate is the maximum in any period. Concurrency has neither, and a calendar window
+//	                          has no period
 //	capacity                  the maximum number of tokens, or of slots
-//	start_us                  0 <= start_us < a window or slice: one begins at start_us (fixed and sliding window; absent means 0)
-//	windows                   the windows from now_us on: up to until_us they are period_us long, and one begins at start_us since
-//	                          1970. The windows after the last until_us are estimated (calendar window)
-//	slices, totals            all tokens ever taken: up to ts_us, and up to the end of each earlier slice, newest first. A slice is
-//	                          period_us / slices long. There are up to slices + 2 totals, and tokens taken before the last one do
-//	                          not count (sliding window)
-//	lease_us, ends_us         the length of a lease, and the sorted ends of the leases of all slots held at ts_us (concurrency)
+//	start_us                  0 <= start_us < a window or slice: one begins at start_us (fixed and sliding window; absent
+//	                          means 0)
+//	windows                   the windows from now_us on: up to until_us they are period_us long, and one begins at
+//	                          start_us since 1970. The windows after the last until_us are estimated (calendar window)
+//	slices, totals            all tokens ever taken: up to ts_us, and up to the end of each earlier slice, newest first. A
+//	                          slice is period_us / slices long. There are up to slices + 2 totals, and tokens taken before
+//	                          the last one don't count (sliding window)
+//	lease_us, ends_us         the length of a lease, and the sorted ends of the leases of all slots held at ts_us
+//	                          (concurrency)
 //	value, ts_us              the tokens at ts_us, negative while reservations are owed. Concurrency has no value
 //	now_us                    AsOf
 //

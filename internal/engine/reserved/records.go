@@ -28,10 +28,11 @@ type Records interface {
 	LockReservation(ctx context.Context, u *store.Unit, id string, vacant bool) (*Reservation, error)
 	// SaveReservation writes the fields that can change of a locked reservation.
 	SaveReservation(ctx context.Context, u *store.Unit, r *Reservation) error
-	// Due returns up to most reservations that are open and have ended, and that come after the one named, by their ends. In
-	// a transaction it locks them, and leaves out those that another one has locked. It may end those that return nothing.
+	// Due returns up to most reservations that are open and have ended, and that come after the one named, by their
+	// ends. In a transaction it locks them, and leaves out what another one has locked. It may end those that return
+	// nothing.
 	Due(ctx context.Context, u *store.Unit, after int64, last string, most int) ([]*Reservation, error)
-	// LockDue locks a reservation that is open and has ended, unless another transaction has locked it: then it returns nil.
+	// LockDue locks a reservation that is open and has ended. It returns nil if another transaction has locked it.
 	LockDue(ctx context.Context, u *store.Unit, id string) (*Reservation, error)
 	// ForgetEnded deletes some of the reservations that are not open and ended before KeepEnded, and reports whether there
 	// may be more.

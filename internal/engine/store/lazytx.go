@@ -26,7 +26,9 @@ type LazyTx struct {
 }
 
 // NewLazyTx returns a transaction on a connection of pool, which runs queries in a mode by default, and sends nothing.
-func NewLazyTx(ctx context.Context, pool *pgxpool.Pool, mode pgx.QueryExecMode, options pgx.TxOptions) (*LazyTx, error) {
+func NewLazyTx(ctx context.Context, pool *pgxpool.Pool, mode pgx.QueryExecMode,
+	options pgx.TxOptions,
+) (*LazyTx, error) {
 	tx := &LazyTx{pool: pool, options: options, ctx: ctx, mode: mode}
 	return tx, tx.connect(ctx)
 }
