@@ -23,6 +23,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/pgratelimit/internal/arg"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 )
 
@@ -161,6 +162,9 @@ func (l *Lock) block(ctx context.Context, limiter *ratelimit.Limiter, key string
 func (l *Lock) BlockIfUsedUp(ctx context.Context, limiter *ratelimit.Limiter, key string,
 	attempts ratelimit.State,
 ) (until time.Time, err error) {
+	if err := arg.CheckContext(ctx, "lock"); err != nil {
+		return time.Time{}, fmt.Errorf("%w: %w", ratelimit.ErrInvalidRequest, err)
+	}
 	if attempts.Mode != ratelimit.On || attempts.Remaining >= 1 {
 		return time.Time{}, nil
 	}
