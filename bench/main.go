@@ -2,7 +2,7 @@
 // status. The status is not 0 if a scenario could not be measured, or if the tokens taken from a limit differ from the
 // admitted calls.
 //
-//	go run . [-quick] [-run regexp] [-contenders regexp] [-rounds n] [-seconds s] [-svg directory]
+//	go run . [-quick] [-run regexp] [-contenders regexp] [-rounds n] [-seconds s]
 //
 // A build with -tags rueidis has another contender.
 package main
@@ -27,7 +27,6 @@ type options struct {
 	contenders *regexp.Regexp
 	rounds     int
 	round      time.Duration
-	svg        string // where to draw
 }
 
 // The defaults of a full run, and of a quick run of less than a minute.
@@ -63,7 +62,6 @@ func parse(args []string) (o options, err error) {
 		"first of each scenario")
 	flags.IntVar(&o.rounds, "rounds", 0, "rounds of each scenario (default 5)")
 	seconds := flags.Float64("seconds", 0, "how long each contender's turn in a round is (default 2)")
-	flags.StringVar(&o.svg, "svg", "", "draw the curves that were measured into this `directory`")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}

@@ -23,7 +23,7 @@ func TestRun(t *testing.T) {
 	t.Parallel()
 	testkit.Long(t, "starts a server for the benchmark")
 	o, err := parse([]string{
-		"-quick", "-rounds", "2", "-seconds", "0.01", "-svg", t.TempDir(),
+		"-quick", "-rounds", "2", "-seconds", "0.01",
 		"-run", "^(take-1|disk-1|verbs-16|hot-8|hot-tx|hand-1|sql-64|snapshot-64|curve-hot-(1|16))$",
 	})
 	require.NoError(t, err)
@@ -32,9 +32,6 @@ func TestRun(t *testing.T) {
 		postgrestest.GiveUp(t, err)
 	}
 	require.Len(t, regexp.MustCompile(`(?m)^[a-z]+-[a-z0-9-]+: `).FindAllString(output.String(), -1), 10, "%s", output.String())
-	for _, name := range []string{"curve-one-hot-key.svg", "curve-one-hot-key-cpu.svg"} {
-		require.FileExists(t, filepath.Join(o.svg, name))
-	}
 }
 
 func TestOptions(t *testing.T) {
@@ -51,7 +48,7 @@ func TestOptions(t *testing.T) {
 	require.Len(t, chosen(o), 5+6, "hot-512, hot-tx, hot-8, hand-hot-64 and snapshot-64, and the points of the curve")
 	require.NotEmpty(t, chosen(parsed()))
 	for _, s := range chosen(parsed()) {
-		require.Empty(t, s.Curve, "curves are measured only if they are named")
+		require.NotContains(t, s.Name, "curve", "curves are measured only if they are named")
 	}
 	s := chosen(parsed("-run", "take-64", "-contenders", "^redis_rate$"))[0]
 	require.Len(t, s.Contenders, 2)

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
-	"github.com/pgratelimit/pgratelimit/bench/internal/plot"
 	"github.com/pgratelimit/pgratelimit/bench/internal/report"
 	"github.com/pgratelimit/pgratelimit/bench/internal/scenario"
 	"github.com/pgratelimit/pgratelimit/bench/internal/server"
@@ -41,8 +39,7 @@ func run(ctx context.Context, w io.Writer, o options) (err error) {
 	if o.quick {
 		fmt.Fprintln(w, "quick: the rounds are too short for figures to quote")
 	}
-	results, err := measure(ctx, w, scenarios, on, o)
-	return errors.Join(err, draw(results, o.svg))
+	return measure(ctx, w, scenarios, on, o)
 }
 
 // start starts the servers. closeAll ends the servers that run; call it also after an error.
@@ -81,7 +78,7 @@ func start(ctx context.Context) (on scenario.Servers, closeAll func() error, err
 func chosen(o options) []scenario.Scenario {
 	var chosen []scenario.Scenario
 	for _, s := range scenario.All(o.quick) {
-		if o.only.MatchString(s.Name) && (s.Curve == "" || o.named) {
+		if o.only.MatchString(s.Name) && (o.named || !strings.HasPrefix(s.Name, "curve-")) {
 			chosen = append(chosen, s.With(o.contenders.MatchString))
 		}
 	}
@@ -89,11 +86,9 @@ func chosen(o options) []scenario.Scenario {
 }
 
 // measure runs the scenarios one after the other until ctx ends. It continues after a failed scenario.
-func measure(ctx context.Context, w io.Writer, scenarios []scenario.Scenario, on scenario.Servers,
-	o options,
-) ([]scenario.Result, error) {
-	var results []scenario.Result
-	var failed error
+func measure(
+	ctx context.Context, w io.Writer, scenarios []scenario.Scenario, on scenario.Servers, o options,
+) (failed error) {
 	for _, s := range scenarios {
 		result, err := s.Run(ctx, on, scenario.Options{Rounds: o.rounds, Round: o.round})
 		if err != nil {
@@ -104,29 +99,6 @@ func measure(ctx context.Context, w io.Writer, scenarios []scenario.Scenario, on
 			continue
 		}
 		report.Result(w, result)
-		results = append(results, result)
 	}
-	return results, failed
-}
-
-// draw draws the curves among the results into a directory; none if it is empty.
-func draw(results []scenario.Result, directory string) error {
-	curves := map[string][]scenario.Result{}
-	for _, r := range results {
-		if r.Curve != "" {
-			curves[r.Curve] = append(curves[r.Curve], r)
-		}
-	}
-	if directory == "" {
-		return nil
-	}
-	for name, points := range curves {
-		for suffix, figure := range map[string]scenario.Figure{"": scenario.Throughput, "-cpu": scenario.Processor} {
-			file := "curve-" + strings.ReplaceAll(name, " ", "-") + suffix + ".svg"
-			if err := os.WriteFile(filepath.Join(directory, file), plot.SVG(points, figure), 0o644); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return failed
 }

@@ -13,7 +13,6 @@ type Scenario struct {
 	Name  string // for -run
 	Title string
 	Note  string // explains the figures
-	Curve string // the curve that this is a point of; empty: none
 	// Callers is the number of goroutines that call.
 	Callers int
 	// Disk is the extra time of each commit's flush, as on a slower disk. Defaults to 0.

@@ -91,18 +91,14 @@ func fiveLimits() []Scenario {
 	}}
 }
 
-// curves returns the points of all curves.
+// curves returns the points of the curves in BENCHMARKS.md.
 func curves() []Scenario {
 	var points []Scenario
-	of := func(short, name string, keys int) {
-		for callers := 1; callers <= 1024; callers *= 4 {
-			point := take(fmt.Sprintf("curve-%s-%d", short, callers), keys, callers, Throughput, onRedis(keys)...)
-			point.Curve = name
-			points = append(points, point)
-		}
+	for callers := 1; callers <= 1024; callers *= 4 {
+		points = append(points,
+			take(fmt.Sprintf("curve-many-%d", callers), manyKeys, callers, Throughput, onRedis(manyKeys)...),
+			take(fmt.Sprintf("curve-hot-%d", callers), hotKey, callers, Throughput, onRedis(hotKey)...))
 	}
-	of("many", "100k keys", manyKeys)
-	of("hot", "one hot key", hotKey)
 	return points
 }
 
