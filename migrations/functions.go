@@ -1,6 +1,7 @@
 package migrations
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io/fs"
@@ -66,15 +67,17 @@ func upOf(files fs.FS, name string) (string, error) {
 	return up, err
 }
 
-func lackFunctions(ctx context.Context, db querier, schema string) ([]Function, error) {
-	functions, err := Functions(Config{Schema: schema})
+// MissingFunctions returns the functions that a migrated schema has lost, as in a dump restored without them. [Up] makes
+// them again.
+func MissingFunctions(ctx context.Context, db querier, cfg Config) ([]Function, error) {
+	functions, err := Functions(cfg)
 	if err != nil {
 		return nil, err
 	}
 	var there []string
 	const query = `SELECT coalesce(array_agg(p.proname::text), '{}') FROM pg_catalog.pg_proc AS p
 		JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace WHERE n.nspname = $1`
-	if err := db.QueryRow(ctx, query, schema).Scan(&there); err != nil {
+	if err := db.QueryRow(ctx, query, cmp.Or(cfg.Schema, DefaultSchema)).Scan(&there); err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(functions, func(f Function) bool { return slices.Contains(there, f.Name) }), nil

@@ -45,7 +45,7 @@ func keep(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 
 // lost returns what keep makes.
 func lost(ctx context.Context, tx pgx.Tx, schema string) (functions []Function, small bool, err error) {
-	if functions, err = lackFunctions(ctx, tx, schema); err != nil {
+	if functions, err = MissingFunctions(ctx, tx, Config{Schema: schema}); err != nil {
 		return nil, false, err
 	}
 	small, err = lackPages(ctx, tx, schema)

@@ -64,7 +64,7 @@ func (a *app) migrate(ctx context.Context, db *database,
 	if err := a.notePooler(ctx, db); err != nil {
 		return err
 	}
-	lost, err := lostFunctions(ctx, db)
+	lost, err := migrations.MissingFunctions(ctx, db.pool, config)
 	if err != nil {
 		return err
 	}
@@ -76,28 +76,10 @@ func (a *app) migrate(ctx context.Context, db *database,
 		return err
 	}
 	v := migratedView{Schema: db.schema, Version: after, Was: before, Restored: []string{}}
-	if after != 0 && after == before {
-		v.Restored = lost
+	for i := 0; i < len(lost) && after != 0 && after == before; i++ {
+		v.Restored = append(v.Restored, lost[i].Name)
 	}
 	return a.showDone(v, func(t *table) { t.row(v.words()) })
-}
-
-// lostFunctions returns the functions that the schema lacks.
-func lostFunctions(ctx context.Context, db *database) ([]string, error) {
-	functions, err := migrations.Functions(migrations.Config{Schema: db.schema})
-	if err != nil {
-		return nil, err
-	}
-	var names, lost []string
-	for _, f := range functions {
-		names = append(names, f.Name)
-	}
-	const query = `
-		SELECT coalesce(array_agg(name ORDER BY place), '{}') FROM unnest($1::text[]) WITH ORDINALITY AS f (name, place)
-		WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_proc AS p JOIN pg_catalog.pg_namespace AS n ON n.oid = p.pronamespace
-			WHERE n.nspname = $2 AND p.proname = f.name)`
-	err = db.pool.QueryRow(ctx, query, names, db.schema).Scan(&lost)
-	return lost, err
 }
 
 // notePooler says that the lock of a migration needs a session of its own, where something stands between this program

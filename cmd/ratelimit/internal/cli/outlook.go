@@ -13,23 +13,22 @@ import (
 // those in the tables and in the file: not the definitions in the code. From the tables it takes the last rule of each
 // limit and plan, as the difference does: what is in force for another second depends on when somebody asks.
 func (d *difference) look(list *rules.Listing, file []rules.Rule, from time.Time) {
-	before, after := make(policies), make(policies)
-	for _, r := range documentOf(list).Rules {
-		before.add(r)
-		after.add(r)
+	var after []rules.Statement // those of the file come first, so that they decide
+	for i := range file {
+		after = append(after, rules.Statement{Limit: file[i].Limit, Plan: file[i].Plan, Rule: &file[i]})
 	}
-	for _, r := range file {
-		after.add(r)
+	isDeleted := make(map[thing]bool)
+	for _, c := range d.views {
+		isDeleted[thing{c.Of, c.Limit, c.Plan, c.Key}] = c.Change == deleted
 	}
-	for i := range d.views {
-		c := &d.views[i]
-		if c.Of == rules.OfRule && c.Change == deleted {
-			delete(after, rules.RuleID{Limit: c.Limit, Plan: c.Plan})
+	for _, s := range list.Rules {
+		if !isDeleted[thingOf(&s)] {
+			after = append(after, s)
 		}
 	}
 	for i := range d.views {
 		c := &d.views[i]
-		was, is := before.under(c, c.Old), after.under(c, c.New)
+		was, is := c.policyUnder(list.Rules, c.Old), c.policyUnder(after, c.New)
 		switch {
 		case was != nil && is != nil:
 			c.Outlook = rules.Outlook(was, is, onChangeOf(c.New, c.Old), cmp.Or(from, list.Now))
@@ -53,26 +52,17 @@ func onChangeOf(next, old fmt.Stringer) ratelimit.OnChange {
 	return ""
 }
 
-type policies map[rules.RuleID]ratelimit.Policy
-
-func (p policies) add(r rules.Rule) { p[rules.RuleID{Limit: r.Limit, Plan: r.Plan}] = r.Policy }
-
-// of returns the policy of a plan: of its rule, or of the rule without a plan. It is nil if the definition in the code
-// decides.
-func (p policies) of(limit, plan string) ratelimit.Policy {
-	if policy := p[rules.RuleID{Limit: limit, Plan: plan}]; policy != nil {
-		return policy
+// policyUnder returns the policy that a rule or an override states, or what the stored rules decide without it: those
+// that no later ones replace. It is nil if the definition in the code decides.
+func (c *changeView) policyUnder(stored []rules.Statement, says fmt.Stringer) ratelimit.Policy {
+	ofPlan := func(plan string) ratelimit.Policy {
+		return rules.PolicyIn(stored, c.Limit, plan, time.Date(9999, 1, 1, 0, 0, 0, 0, time.UTC))
 	}
-	return p[rules.RuleID{Limit: limit}]
-}
-
-// under returns the policy that a rule or an override states, or what decides without it.
-func (p policies) under(c *changeView, says fmt.Stringer) ratelimit.Policy {
 	switch says := says.(type) {
 	case *rules.Rule:
 		return says.Policy
 	case *rules.Override:
-		return says.PolicyOn("", func(plan string) ratelimit.Policy { return p.of(c.Limit, plan) })
+		return says.PolicyOn("", ofPlan)
 	}
-	return p.of(c.Limit, c.Plan)
+	return ofPlan(c.Plan)
 }
