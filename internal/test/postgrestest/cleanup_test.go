@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -158,27 +157,15 @@ func TestGiveUp(t *testing.T) {
 	}
 }
 
-// A test that is told that there is no server looks for none, and says that it was left out.
-func TestLeaveOut(t *testing.T) {
+// A test that is told that there is no server looks for none.
+func TestNoServer(t *testing.T) {
 	t.Parallel()
 	env := environmentFrom(func(name string) string {
-		return map[string]string{NoneVariable: "file", "DATABASE_URL": "postgres://127.0.0.1:1/db"}[name]
+		return map[string]string{NoneVariable: "1", "DATABASE_URL": "postgres://127.0.0.1:1/db"}[name]
 	})
 	_, err := start(t.Context(), Options{}, env)
 	require.EqualError(t, err, "no Postgres to use: RATELIMIT_NO_POSTGRES is set, so none is looked for")
 	require.ErrorIs(t, err, ErrNoServer)
-
-	file := filepath.Join(t.TempDir(), "left-out")
-	require.NoError(t, os.WriteFile(file, nil, 0o600))
-	for _, test := range []string{"TestA", "TestB/c"} {
-		require.NoError(t, leaveOut(file, test))
-	}
-	lines, err := os.ReadFile(file)
-	require.NoError(t, err)
-	const this = "github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
-	require.Equal(t, this+" TestA\n"+this+" TestB/c\n", string(lines))
-	require.NoError(t, leaveOut("", "TestA"))
-	require.ErrorContains(t, leaveOut(file+"/nowhere", "TestA"), NoneVariable)
 }
 
 func TestWithDatabase(t *testing.T) {

@@ -14,5 +14,5 @@
 // RATELIMIT_SETTINGS names settings for every database and server of a test, for example jit=on,jit_above_cost=0.
 //
 // Without a server a test is skipped, with the whole reason. It fails if CI is set, or if a variable asks for a server
-// that cannot be used. RATELIMIT_NO_POSTGRES, which the command run sets, names the file for the list of skipped tests.
+// that cannot be used. With RATELIMIT_NO_POSTGRES, which the command run sets, no server is looked for.
 package postgrestest

@@ -20,8 +20,7 @@ const (
 // ErrNoServer is returned by Start when nothing asked for a particular server and none was found.
 var ErrNoServer = errors.New("no Postgres to use")
 
-// NoneVariable tells tests that there is no server, so that they don't look for one. It names a file, to which each
-// test that is skipped for that reason adds a line with its package and its name.
+// NoneVariable, when set, tells tests that there is no server, so that they don't look for one.
 const NoneVariable = "RATELIMIT_NO_POSTGRES"
 
 // NoServerError is an ErrNoServer that says what was tried, and how to get a server.

@@ -3,11 +3,8 @@ package postgrestest
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
-	"runtime/debug"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -158,31 +155,10 @@ func giveUp(t testing.TB, err error, ci bool) {
 	t.Helper()
 	for _, missing := range []error{ErrNoServer, errNotHere} {
 		if errors.Is(err, missing) && !ci {
-			if err := leaveOut(os.Getenv(NoneVariable), t.Name()); err != nil {
-				t.Fatal(err)
-			}
 			t.Skip(err)
 		}
 	}
 	t.Fatal(err)
-}
-
-// leaveOut adds a test to the file that NoneVariable names.
-func leaveOut(file, test string) (err error) {
-	if file == "" {
-		return nil
-	}
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return errors.New("add a test to " + NoneVariable + ": the program does not say which package it tests")
-	}
-	f, err := os.OpenFile(file, os.O_WRONLY|os.O_APPEND, 0)
-	if err != nil {
-		return fmt.Errorf("add a test to %s: %w", NoneVariable, err)
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	_, err = fmt.Fprintf(f, "%s %s\n", strings.TrimSuffix(info.Path, ".test"), test)
-	return err
 }
 
 func newDatabase(t testing.TB, server *Server, template string) string {

@@ -10,23 +10,19 @@
 // -version is the major version, 14 to 18. Then run always starts a server, from installed programs of that version,
 // from the npm package, or in a container.
 //
-// With -optional, the command also runs if there is no server. Tests that need one are skipped, and in the end run
-// lists their packages. -optional has no effect if the variable CI is set, or with -version.
+// With -optional, the command also runs if there is no server, and tests that need one are skipped. -optional has no
+// effect if the variable CI is set, or with -version.
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"flag"
 	"fmt"
 	"io"
-	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
-	"slices"
-	"strings"
 	"syscall"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
@@ -40,8 +36,7 @@ func main() {
 		flag.PrintDefaults()
 	}
 	flag.IntVar(&r.version, "version", 0, "start a server of this major version, 14 to 18")
-	flag.BoolVar(&r.optional, "optional", false, "without a server, skip tests that need one and list their packages; "+
-		"not if CI is set")
+	flag.BoolVar(&r.optional, "optional", false, "without a server, skip tests that need one; not if CI is set")
 	flag.Parse()
 	r.optional = r.optional && r.version == 0 && os.Getenv("CI") == ""
 	if flag.NArg() == 0 {
@@ -81,7 +76,8 @@ func (r runner) run(command []string) (status int, err error) {
 	started, err := r.start(context.Background(), r.version)
 	switch {
 	case errors.Is(err, postgrestest.ErrNoServer) && r.optional:
-		return r.runWithout(err, command, signals)
+		fmt.Fprintf(r.out, "%v\n\n== There is no Postgres, so tests that need one are skipped; -v names them.\n", err)
+		return execute(command, append(os.Environ(), postgrestest.NoneVariable+"=1"), signals)
 	case err != nil:
 		return 1, err
 	}
@@ -92,45 +88,6 @@ func (r runner) run(command []string) (status int, err error) {
 		env = append(env, "RATELIMIT_POSTGRES_BINDIR="+binDir)
 	}
 	return execute(command, env, signals)
-}
-
-// runWithout runs the command without a server, and prints which tests were left out.
-func (r runner) runWithout(none error, command []string, signals <-chan os.Signal) (status int, err error) {
-	file, err := os.CreateTemp("", "left-out-")
-	if err != nil {
-		return 1, err
-	}
-	defer func() { err = errors.Join(err, os.Remove(file.Name())) }()
-	if err := file.Close(); err != nil {
-		return 1, err
-	}
-	fmt.Fprintf(r.out, "%v\n\n== There is no Postgres, so tests that need one are left out.\n", none)
-	status, err = execute(command, append(os.Environ(), postgrestest.NoneVariable+"="+file.Name()), signals)
-	if err != nil {
-		return status, err
-	}
-	lines, err := os.ReadFile(file.Name())
-	if err != nil {
-		return 1, err
-	}
-	fmt.Fprint(r.out, leftOut(lines))
-	return status, nil
-}
-
-// leftOut says which tests were left out, in lines with the package and the test.
-func leftOut(lines []byte) string {
-	packages, tests := map[string]int{}, 0
-	for line := range bytes.Lines(lines) {
-		name, _, _ := strings.Cut(string(line), " ")
-		packages[name]++
-		tests++
-	}
-	var text strings.Builder
-	fmt.Fprintf(&text, "== Left out, because there is no Postgres: %d tests, in %d packages\n", tests, len(packages))
-	for _, name := range slices.Sorted(maps.Keys(packages)) {
-		fmt.Fprintf(&text, "%5d  %s\n", packages[name], name)
-	}
-	return text.String()
 }
 
 // execute runs a command to its end, and passes signals on to it.
