@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/telemetry"
+	"github.com/pgratelimit/pgratelimit/internal/telemetry/telemetrytest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 	"github.com/pgratelimit/pgratelimit/ratelimittest"
@@ -259,27 +260,7 @@ func TestInstruments(t *testing.T) {
 		require.Equal(t, i.Kind == telemetry.Histogram, i.Bounds != nil, i.Prometheus)
 	}
 	measured := map[int]bool{}
-	limit := ratelimit.Define("limit", ratelimit.PerSecond(1))
-	decision := ratelimit.Decision{Allowed: true, States: []ratelimit.State{{Limit: limit, Allowed: true, Rule: "rule"}}}
-	for _, e := range []event.Event{
-		ratelimit.Decided{Verb: "reserve", Decision: decision},
-		event.Failed{Verb: "take", Err: ratelimit.ErrContended},
-		event.Failed{Verb: "take", Err: errors.New("lost")},
-		event.Failed{Verb: "take", Err: context.Canceled},
-		event.Transacted{},
-		event.Settlement{Delta: 1},
-		event.LeaseChanged{},
-		event.Conflicted{},
-		event.Batched{},
-		event.QueueWait{},
-		event.Pruned{},
-		event.ClockRepaired{},
-		event.Answered{},
-		event.RulesLoaded{},
-		event.RulesChecked{},
-		event.PlanWithoutRule{},
-		event.ShareChanged{},
-	} {
+	for _, e := range telemetrytest.Story() {
 		telemetry.Measure(e, func(instrument int, _ float64, labels ...string) {
 			require.Len(t, labels, len(instruments[instrument].Labels), instruments[instrument].Prometheus)
 			measured[instrument] = true

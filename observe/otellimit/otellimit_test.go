@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
@@ -25,16 +24,12 @@ import (
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/pgratelimit/pgratelimit/internal/telemetry/telemetrytest"
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/observe/otellimit"
 	"github.com/pgratelimit/pgratelimit/observe/sloglimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/event"
-)
-
-var (
-	perUser = ratelimit.Define("perUser", ratelimit.PerSecond(10))
-	perDay  = ratelimit.Define("perDay", ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Day})
 )
 
 // bundle is an Observer with its spans and metrics.
@@ -96,19 +91,11 @@ func (b *bundle) points(t *testing.T, name string) map[string]float64 {
 	return points
 }
 
-// decided is a call over two limits; the second refused unless allowed.
-func decided(verb string, allowed bool) ratelimit.Decided {
-	return ratelimit.Decided{Verb: verb, Elapsed: 2 * time.Second, Decision: ratelimit.Decision{
-		Allowed: allowed, Remaining: 7, States: []ratelimit.State{{Limit: perUser, Cost: 3, Allowed: true}, {Limit: perDay, Cost: 4, Allowed: allowed}},
-	}}
-}
-
 func TestSpans(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	refused := decided("take", false)
-	refused.Decision.RetryAfter = 1500 * time.Millisecond
-	fault := errors.New("dial postgres://app:hunter2@db/app: refused")
+	refused := telemetrytest.Decided("take", false)
+	fault := errors.New("dial postgres://app:" + telemetrytest.Secret + "@db/app: refused")
 
 	ctx, parent := b.tracer.Tracer("test").Start(t.Context(), "request")
 	cancelled, cancel := context.WithCancel(ctx)
@@ -133,57 +120,13 @@ func TestSpans(t *testing.T) {
 	require.Equal(t, "dial postgres://db/app: refused", spans[1].Status().Description)
 }
 
-// story is at least one event of each kind. The name of a rule of Config.Policies, of which there may be many, is for
-// spans alone.
-func story() []event.Event {
-	cached, pending, late := decided("take", false), decided("reserve", true), decided("reserve", true)
-	cached.Cached, pending.Pending, pending.Delay, late.Delay = true, true, time.Second, 40*time.Second
-	tried, paused := decided("take", true), decided("take", false)
-	tried.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay/pro", Mode: ratelimit.Shadow}
-	paused.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay", Mode: ratelimit.On, NotAsked: true, PausedUntil: time.Now()}
-	contended := fmt.Errorf("%w: %w", ratelimit.ErrContended, &pgconn.PgError{Code: "40001"})
-	return []event.Event{
-		decided("take", true), decided("take", true), decided("take", false), cached, pending, late, tried, paused,
-		event.Failed{Verb: "take", Limit: "perUser", Err: contended},
-		event.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.DeadlineExceeded), Elapsed: time.Second},
-		event.Failed{Verb: "transaction", Err: contended},
-		event.Failed{Verb: "settle", Limit: "perUser", Err: &pgconn.PgError{Severity: "FATAL", Message: "shutting down", Code: "57P01"}},
-		event.Conflicted{Verb: "take", Attempt: 1, Err: contended},
-		event.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.Canceled), Elapsed: 500 * time.Millisecond},
-		event.Failed{Verb: "transaction", Err: fmt.Errorf("transaction: %w", context.Canceled), Elapsed: time.Millisecond},
-		event.Transacted{Committed: true, Attempts: 2, Elapsed: time.Second},
-		event.Transacted{Attempts: 1, Elapsed: time.Second},
-		event.Conflicted{Verb: "transaction", Attempt: 1, Err: contended},
-		event.Conflicted{Verb: "transaction", Attempt: 2, Err: contended},
-		event.Settlement{Limit: "perUser", Delta: 5},
-		event.Settlement{Limit: "perUser", Delta: -2},
-		event.Settlement{Limit: "perUser", Delta: -1},
-		event.LeaseChanged{Verb: "renew_lease", Limit: "perUser", Slots: 2},
-		event.LeaseChanged{Verb: "renew_lease", Limit: "perUser", Slots: 2, Lost: true},
-		event.LeaseChanged{Verb: "release", Limit: "perUser", Slots: 2},
-		event.Batched{Calls: 30, Elapsed: 3 * time.Second},
-		event.QueueWait{Waited: 4 * time.Second},
-		event.Pruned{Buckets: 6, Elapsed: time.Second},
-		event.ClockRepaired{Limit: "perUser"},
-		event.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: errors.New("lost")},
-		event.Answered{Route: "/chat", Result: "bad_key", Shadow: true},
-		event.Answered{Route: "edge", Result: "unlimited"},
-		event.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
-		event.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: errors.New("lost")},
-		event.RulesChecked{Version: 7},
-		event.PlanWithoutRule{Limit: "perUser", Plan: "entreprise"},
-		event.ShareChanged{Limit: "perUser", Before: 1, Share: 0.25},
-		struct{ event.Event }{}, // of a later version
-	}
-}
-
 // TestMetricsAndSpans compares the name, unit, description, attributes and values of each metric, and each span, with
 // testdata/metrics.txt. A histogram has its sum. Refused, contended and failed are three counts. The documentation
 // names each metric with its unit.
 func TestMetricsAndSpans(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
-	for _, e := range story() {
+	for _, e := range telemetrytest.Story() {
 		b.Observe(t.Context(), e)
 	}
 	metrics := b.metrics(t)
@@ -201,6 +144,7 @@ func TestMetricsAndSpans(t *testing.T) {
 	for _, span := range b.spans.Ended() {
 		fmt.Fprintf(&text, "span %q %s %s %q\n    {%s}\n", span.Name(), span.SpanKind(), span.Status().Code, span.Status().Description, labels(span))
 	}
+	require.NotContains(t, text.String(), telemetrytest.Secret)
 	testkit.Golden(t, "metrics.txt", text.String())
 	source, err := os.ReadFile("otellimit.go")
 	require.NoError(t, err)
@@ -221,7 +165,7 @@ func TestZeroConfig(t *testing.T) {
 	t.Parallel()
 	observer, err := otellimit.New(otellimit.Config{})
 	require.NoError(t, err)
-	observer.Observe(t.Context(), decided("take", true))
+	observer.Observe(t.Context(), telemetrytest.Decided("take", true))
 }
 
 // failing provides a meter that makes no histogram.

@@ -1,8 +1,6 @@
 package promlimit_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
 	"log"
 	"net/http"
@@ -12,24 +10,18 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgratelimit/pgratelimit/internal/telemetry/telemetrytest"
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/observe/promlimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/event"
-)
-
-var (
-	perUser = ratelimit.Define("perUser", ratelimit.PerSecond(10))
-	perDay  = ratelimit.Define("perDay", ratelimit.FixedWindow{Rate: 10, Period: ratelimit.Day})
 )
 
 // setup returns an Observer in a registry of the test's own.
@@ -42,57 +34,6 @@ func setup(t *testing.T, config promlimit.Config) (*promlimit.Observer, *prometh
 	return observer, registry
 }
 
-// decided is a call over two limits; the second refused unless allowed.
-func decided(verb string, allowed bool) ratelimit.Decided {
-	return ratelimit.Decided{Verb: verb, Elapsed: 2 * time.Second, Decision: ratelimit.Decision{
-		Allowed: allowed, States: []ratelimit.State{{Limit: perUser, Cost: 3, Allowed: true}, {Limit: perDay, Cost: 4, Allowed: allowed}},
-	}}
-}
-
-// story is at least one event of each kind.
-func story() []event.Event {
-	cached, reserved := decided("take", false), decided("reserve", true)
-	cached.Cached, reserved.Delay = true, 40*time.Second
-	contended := fmt.Errorf("%w: %w", ratelimit.ErrContended, &pgconn.PgError{Code: "40001"})
-	// One rule of Config.Policies is in shadow mode, and one has paused its limit.
-	tried, paused := decided("take", true), decided("take", false)
-	tried.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay/pro", Mode: ratelimit.Shadow}
-	paused.Decision.States[1] = ratelimit.State{Limit: perDay, Cost: 4, Rule: "perDay", Mode: ratelimit.On, NotAsked: true, PausedUntil: time.Now()}
-	return []event.Event{
-		tried, paused,
-		decided("take", true), decided("take", true), decided("take", false), cached, reserved,
-		event.Failed{Verb: "take", Limit: "perUser", Err: contended, Elapsed: time.Second},
-		event.Failed{Verb: "take", Limit: "perUser", Err: errors.New("a key of somebody"), Elapsed: time.Second},
-		event.Failed{Verb: "transaction", Err: contended},
-		event.Failed{Verb: "settle", Limit: "perUser", Err: &pgconn.PgError{Code: "57P01"}},
-		event.Failed{Verb: "take", Limit: "perUser", Err: fmt.Errorf("take: %w", context.Canceled), Elapsed: 500 * time.Millisecond},
-		event.Failed{Verb: "transaction", Err: fmt.Errorf("transaction: %w", context.Canceled), Elapsed: time.Millisecond},
-		event.Transacted{Committed: true, Attempts: 2, Elapsed: time.Second},
-		event.Transacted{Attempts: 1, Elapsed: time.Second},
-		event.Conflicted{Verb: "transaction", Attempt: 1, Err: contended},
-		event.Settlement{Limit: "perUser", Delta: 5},
-		event.Settlement{Limit: "perUser", Delta: -2},
-		event.Settlement{Limit: "perUser", Delta: -1},
-		event.LeaseChanged{Verb: "renew_lease", Limit: "perUser", Slots: 2},
-		event.LeaseChanged{Verb: "release", Limit: "perUser", Slots: 2, Lost: true},
-		event.Batched{Calls: 30, Elapsed: 3 * time.Second},
-		event.QueueWait{Waited: 4 * time.Second},
-		event.Pruned{Buckets: 6, Elapsed: time.Second},
-		event.ClockRepaired{Limit: "perUser"},
-		event.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
-		event.Answered{Route: "/chat", Limit: "perUser", Result: "failed_open", Err: contended},
-		event.Answered{Route: "/chat", Limit: "perDay", Result: "bad_key", Shadow: true},
-		event.Answered{Result: "failed_closed"},
-		event.Answered{Route: "edge", Result: "unlimited"},
-		event.RulesLoaded{Version: 7, Rules: 3, Overrides: 2, Kept: 1, Elapsed: time.Second, Late: 4 * time.Second, Err: errors.New("bad row")},
-		event.RulesLoaded{Version: 7, Elapsed: 2 * time.Second, Err: contended},
-		event.RulesChecked{Version: 7},
-		event.PlanWithoutRule{Limit: "perUser", Plan: "entreprise"},
-		event.ShareChanged{Limit: "perUser", Before: 1, Share: 0.25},
-		struct{ event.Event }{}, // of a later version
-	}
-}
-
 // TestMetrics compares the metrics, as they are scraped, with testdata/metrics.txt. Refused, contended and failed are
 // three counts.
 func TestMetrics(t *testing.T) {
@@ -101,14 +42,16 @@ func TestMetrics(t *testing.T) {
 	problems, err := testutil.GatherAndLint(registry)
 	require.NoError(t, err)
 	require.Empty(t, problems, "it keeps the conventions of Prometheus")
-	testkit.Golden(t, "metrics.txt", regexp.MustCompile(`(?m)^(\w+_timestamp_seconds) .*$`).ReplaceAllString(scrape(t, registry), "$1 …"))
+	metrics := scrape(t, registry)
+	require.NotContains(t, metrics, telemetrytest.Secret)
+	testkit.Golden(t, "metrics.txt", regexp.MustCompile(`(?m)^(\w+_timestamp_seconds) .*$`).ReplaceAllString(metrics, "$1 …"))
 }
 
 // told returns the registry of an Observer that was told the story.
 func told(t *testing.T) *prometheus.Registry {
 	t.Helper()
 	observer, registry := setup(t, promlimit.Config{})
-	for _, e := range story() {
+	for _, e := range telemetrytest.Story() {
 		observer.Observe(t.Context(), e)
 	}
 	return registry
