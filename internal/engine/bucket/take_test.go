@@ -10,20 +10,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
 )
 
-// A bucket holds its capacity at most, and gives its last token.
-func TestABucketNeverGivesMoreThanItsCapacity(t *testing.T) {
-	t.Parallel()
-	const now = int64(1_000_000_000)
-	terms := buckettest.TokenBucket(1, time.Second, 10)
-	s := terms.Full(now)
-	later := now + int64(time.Hour/time.Microsecond)
-	require.InDelta(t, 10, buckettest.Tokens(terms, s, later), 0)
-	s, allowed := buckettest.Take(terms, s, later, 10, 0)
-	require.True(t, allowed)
-	_, allowed = buckettest.Take(terms, s, later, 0.001, 0)
-	require.False(t, allowed)
-}
-
 // A clock that steps back, and then goes on, credits no time twice.
 func TestAClockThatStepsBackCreditsNoTimeTwice(t *testing.T) {
 	t.Parallel()
@@ -83,7 +69,12 @@ func TestFixClock(t *testing.T) {
 type table map[bucket.Key]bucket.State
 
 // take decides on a call at an instant, as an engine does.
-func (rows table) take(asks []bucket.Ask, now int64) []bucket.Answer {
+func (rows table) take(asks []bucket.Ask, now int64) (answers []bucket.Answer) {
+	rows.change(asks, now, func(p *bucket.Ledger) { answers = p.Take(asks, nil) })
+	return answers
+}
+
+func (rows table) change(asks []bucket.Ask, now int64, change func(p *bucket.Ledger)) {
 	p := bucket.NewLedger(asks)
 	p.Now = now
 	for i := range p.Rows {
@@ -92,9 +83,8 @@ func (rows table) take(asks []bucket.Ask, now int64) []bucket.Answer {
 	}
 	p.SetNow(asks)
 	p.Settle(asks)
-	answers := p.Take(asks, nil)
+	change(p)
 	p.Changes(func(k bucket.Key, s bucket.State) { rows[k] = s })
-	return answers
 }
 
 // TestAWrongClock promises that what a clock did that was ahead delays tokens by at most a period and a minute, and
@@ -147,27 +137,6 @@ func TestPhaseOf(t *testing.T) {
 			require.Less(t, phase, bucket.MinInstant+step)
 			require.Zero(t, (start-phase)%step, "a step begins at start")
 		}
-	}
-}
-
-// TestWait compares the wait with the usual formula: (cost - tokens) / rate, rounded up.
-func TestWait(t *testing.T) {
-	t.Parallel()
-	perMinute := buckettest.TokenBucket(10, time.Minute, 10)
-	for name, c := range map[string]struct {
-		terms        bucket.Terms
-		tokens, cost float64
-		want         time.Duration
-	}{
-		"OneOfAnEmptyBucket":         {perMinute, 0, 1, 6 * time.Second},
-		"AllOfTheBurst":              {buckettest.TokenBucket(5, time.Second, 10), 0, 10, 2 * time.Second},
-		"AThirdOfASecondIsRoundedUp": {buckettest.TokenBucket(3, time.Second, 3), 0, 1, 333_334 * time.Microsecond},
-		"AHeavyRequest":              {buckettest.TokenBucket(100, time.Second, 1000), 87.4321, 500, 4_125_679 * time.Microsecond},
-		"OwedTokensComeFirst":        {perMinute, -2, 1, 18 * time.Second},
-		"WhatRoundsBadly":            {buckettest.TokenBucket(9, time.Minute, 9), 0, 3, 20 * time.Second},
-		"EnoughIsThere":              {perMinute, 3, 3, 0},
-	} {
-		require.Equal(t, c.want, buckettest.Wait(c.terms, bucket.State{Value: c.tokens, TS: opening}, opening, c.cost, 0), name)
 	}
 }
 
@@ -230,46 +199,6 @@ const (
 // changeAt returns the terms that hold after one change.
 func changeAt(from int64, before, after bucket.Terms, change bucket.Change) bucket.Terms {
 	return bucket.NewRevisions([]bucket.Revision{{Terms: before}, {From: from, Terms: after, Change: change}}).Holding(from)
-}
-
-func TestOnChangeSetsTheTokens(t *testing.T) {
-	t.Parallel()
-	const from = 1000 * minute
-	perHour := buckettest.TokenBucket(6, time.Hour, 6)
-	for name, test := range map[string]struct {
-		value         float64 // at the change
-		before, after float64 // the capacities
-		change        bucket.Change
-		want          float64
-	}{
-		"keep":                   {1.8, 3, 60, bucket.Keep, 1.8},
-		"scale":                  {1.8, 3, 60, bucket.Scale, 36},
-		"add":                    {1.8, 3, 60, bucket.Add, 58.8},
-		"reset":                  {1.8, 3, 60, bucket.Reset, 60},
-		"scale, full":            {500, 500, 200, bucket.Scale, 200},
-		"keep, lowered":          {400, 500, 200, bucket.Keep, 200},
-		"add, raised":            {200, 500, 900, bucket.Add, 600},
-		"add, lowered":           {200, 500, 100, bucket.Add, -200},
-		"scale, owing":           {-2.75, 6, 3, bucket.Scale, -1.375},
-		"keep, owing":            {-2.75, 6, 3, bucket.Keep, -2.75},
-		"reset, owing":           {-2.75, 6, 3, bucket.Reset, 3},
-		"keep, full stays full":  {3, 3, 60, bucket.Keep, 60},
-		"add, owing":             {-2, 6, 10, bucket.Add, 2},
-		"carry, raised":          {200, 500, 900, bucket.Carry, 600},
-		"carry, lowered":         {200, 500, 100, bucket.Carry, 0},
-		"carry, lowered, left":   {450, 500, 100, bucket.Carry, 50},
-		"carry, owing":           {-2, 6, 4, bucket.Carry, -2},
-		"scale, from no tokens":  {-1, 0, 10, bucket.Scale, -1},
-		"keep, nothing but owed": {-1, 10, 0, bucket.Keep, -1},
-	} {
-		before, after := perHour, perHour
-		before.Capacity, after.Capacity = test.before, test.after
-		terms := changeAt(from, before, after, test.change)
-		got := terms.Settle(bucket.State{Value: test.value, TS: from - 1})
-		require.Equal(t, from, got.TS, name)
-		require.InDelta(t, test.want, got.Value, 1e-5, name)
-		require.Equal(t, got, terms.Settle(got), "%s: settled once", name)
-	}
 }
 
 // A reset has given back what was taken before it, so a credit of that gives nothing more.
