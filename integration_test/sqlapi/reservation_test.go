@@ -108,29 +108,6 @@ func TestReservationsAgreeWithGo(t *testing.T) {
 	}
 }
 
-// TestReserveSeveral promises that several reservations in one transaction are all there or none.
-func TestReserveSeveral(t *testing.T) {
-	t.Parallel()
-	pool := postgrestest.New(t)
-	store(t, pool, map[string]string{"a": `{"rate": 1, "period": "1h", "capacity": 5}`, "b": `{"rate": 1, "period": "1h", "capacity": 5, "max_reserved": 0}`})
-	const both = `SELECT bool_and(r.allowed) FROM unnest('{a,b}'::text[]) WITH ORDINALITY AS l (name, n), LATERAL ratelimit.reserve(l.name, 'ana', 3) AS r`
-	for _, want := range []bool{true, false} {
-		tx, err := pool.Begin(t.Context())
-		require.NoError(t, err)
-		var all bool
-		require.NoError(t, tx.QueryRow(t.Context(), both).Scan(&all))
-		require.Equal(t, want, all)
-		if all {
-			require.NoError(t, tx.Commit(t.Context()))
-		} else {
-			require.NoError(t, tx.Rollback(t.Context()))
-		}
-	}
-	var left float64
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT remaining FROM ratelimit.check('a', 'ana')`).Scan(&left))
-	require.InDelta(t, 2.0, left, 0.1)
-}
-
 // leased is a lease in Go and the same one in SQL.
 type leased struct {
 	key, plan, id string
@@ -225,44 +202,11 @@ func TestLeasesAgreeWithGo(t *testing.T) {
 	})
 }
 
-// TestLeases promises that a lease in SQL holds slots, is renewed and released, and that Go and SQL share them.
-func TestLeases(t *testing.T) {
+// TestArgumentsOfReservationsAndLeases promises an error for each argument that no call can have.
+func TestArgumentsOfReservationsAndLeases(t *testing.T) {
 	t.Parallel()
 	pool := postgrestest.New(t)
 	store(t, pool, everyKind)
-	var fence int64
-	var free float64
-	var ends time.Time
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT fence, free, ends_at FROM ratelimit.acquire('slots', 'ana', 2)`).Scan(&fence, &free, &ends))
-	require.InEpsilon(t, 1.0, free, 0)
-	require.WithinDuration(t, time.Now().Add(time.Minute), ends, time.Minute)
-	limiter, err := ratelimit.New(pool, ratelimit.Config{})
-	require.NoError(t, err)
-	slots := ratelimit.Define("slots", ratelimit.Concurrency{Slots: 3})
-	l, err := limiter.Acquire(t.Context(), slots.For("ana"))
-	require.NoError(t, err)
-	require.True(t, l.Allowed)
-	var allowed bool
-	var wait float64
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT allowed, retry_after FROM ratelimit.acquire('slots', 'ana')`).Scan(&allowed, &wait))
-	require.False(t, allowed)
-	require.Greater(t, wait, 0.0)
-	require.LessOrEqual(t, wait, 60.0)
-	var renewed *time.Time
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT ratelimit.renew_lease('slots', 'ana', $1)`, fence).Scan(&renewed))
-	require.False(t, renewed.Before(ends))
-	for _, want := range []bool{true, false} {
-		var held bool
-		require.NoError(t, pool.QueryRow(t.Context(), `SELECT ratelimit.release('slots', 'ana', $1)`, fence).Scan(&held))
-		require.Equal(t, want, held)
-	}
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT ratelimit.renew_lease('slots', 'ana', $1)`, fence).Scan(&renewed))
-	require.Nil(t, renewed)
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT free FROM ratelimit.acquire('slots', 'ana')`).Scan(&free))
-	require.InEpsilon(t, 1.0, free, 0)
-	require.NoError(t, pool.QueryRow(t.Context(), `SELECT remaining FROM ratelimit.reset('slots', 'ana')`).Scan(&free))
-	require.InEpsilon(t, 3.0, free, 0)
-	require.ErrorIs(t, limiter.Release(t.Context(), l.ID), ratelimit.ErrLeaseLost)
 	for _, call := range []struct{ code, query string }{
 		{"42704", `reserve(NULL, 'ana')`},
 		{"22023", `reserve('bucket', NULL)`},
@@ -289,6 +233,6 @@ func TestLeases(t *testing.T) {
 	} {
 		fails(t, pool, call.code, "SELECT * FROM ratelimit."+call.query)
 	}
-	_, err = pool.Exec(t.Context(), `SELECT ratelimit.renew_lease('slots', 'ana', NULL), ratelimit.release('slots', 'ana', NULL)`)
+	_, err := pool.Exec(t.Context(), `SELECT ratelimit.renew_lease('slots', 'ana', NULL), ratelimit.release('slots', 'ana', NULL)`)
 	require.NoError(t, err, "there is no such lease")
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -132,37 +131,6 @@ func TestAFailedCreditIsReported(t *testing.T) {
 		require.Equal(t, []string{"allowed windowed", "credit_failed windowed"}, b.told.results())
 		require.Equal(t, 1.0, b.charged(t, windowed.For("ada")))
 		require.Contains(t, b.log.String(), "rate limit credit failed")
-	})
-}
-
-// TestFailuresAreLoggedOnceASecond promises a line for the first failure of a second, with the number of failures
-// before it.
-func TestFailuresAreLoggedOnceASecond(t *testing.T) {
-	t.Parallel()
-	inBubble(t, nil, func(t *testing.T, b *bundle) { // its clock stands still except where the test sleeps
-		t.Helper()
-		require.NoError(t, b.limiter.Close(t.Context()))
-		handler := b.limited(t, limits(userLimit), mustNotRun(t))
-		for _, step := range []struct {
-			after time.Duration
-			times int
-			lines string
-		}{
-			{0, 5, "omitted=0\n"}, {time.Second - 1, 1, "omitted=0\n"}, {1, 2, "omitted=0\nomitted=5\n"},
-		} {
-			time.Sleep(step.after)
-			for range step.times {
-				require.Equal(t, http.StatusServiceUnavailable, do(handler, request(t)).Code)
-			}
-			var lines string
-			for line := range strings.Lines(b.log.String()) {
-				require.Contains(t, line, "rate limits are not decided")
-				lines += line[strings.LastIndex(line, " ")+1:]
-			}
-			require.Equal(t, step.lines, lines)
-		}
-		require.NotContains(t, b.log.String(), "ada")
-		synctest.Wait()
 	})
 }
 

@@ -112,26 +112,6 @@ func TestKey(t *testing.T) {
 	}
 }
 
-// TestJoinNeverCollides promises different keys for different parts. FuzzJoin of package ratelimit tests more of them.
-func TestJoinNeverCollides(t *testing.T) {
-	t.Parallel()
-	for name, pair := range map[string][2]httplimit.Key{
-		"SeparatorInAPart":   {httplimit.Join(text("a|b"), text("c")), httplimit.Join(text("a"), text("b|c"))},
-		"EscapeAtTheEnd":     {httplimit.Join(text(`a\`), text("b")), httplimit.Join(text(`a\|b`))},
-		"Nested":             {httplimit.Join(httplimit.Join(text("a"), text("b")), text("c")), httplimit.Join(text("a"), text("b"), text("c"))},
-		"NestedElsewhere":    {httplimit.Join(text("a"), httplimit.Join(text("b"), text("c"))), httplimit.Join(httplimit.Join(text("a"), text("b")), text("c"))},
-		"TooLongTogether":    {httplimit.Join(text(strings.Repeat("a", 200)), text(strings.Repeat("b", 100))), httplimit.Join(text(strings.Repeat("a", 200)+"b"), text(strings.Repeat("b", 99)))},
-		"OneOfEachOfFirstOf": {httplimit.Join(httplimit.FirstOf(text("a")), text("b")), httplimit.Join(httplimit.FirstOf(text(""), text("a")), text("b"))},
-	} {
-		one, err := pair[0].Of(nil)
-		require.NoError(t, err, name)
-		other, err := pair[1].Of(nil)
-		require.NoError(t, err, name)
-		require.NotEqual(t, one, other, name)
-		require.LessOrEqual(t, max(len(one), len(other)), 256, name)
-	}
-}
-
 func ExampleFirstOf() {
 	proxies, err := httplimit.ParseProxies("10.0.0.0/8")
 	if err != nil {
@@ -199,7 +179,6 @@ func TestClientIP(t *testing.T) {
 	}{
 		"IPv6By64":       {httplimit.Bits{}, "[2001:db8:1:2ff:3::4]:1", "2001:db8:1:2ff::/64"},
 		"IPv6By56":       {httplimit.Bits{IPv6: 56}, "[2001:db8:1:2ff:3::4]:1", "2001:db8:1:200::/56"},
-		"IPv6By48":       {httplimit.Bits{IPv6: 48}, "[2001:db8:1:2ff:3::4]:1", "2001:db8:1::/48"},
 		"IPv4Whole":      {httplimit.Bits{IPv6: 48}, "203.0.113.7:1", "203.0.113.7"},
 		"IPv4By24":       {httplimit.Bits{IPv4: 24}, "203.0.113.7:1", "203.0.113.0/24"},
 		"V4MappedIsIPv4": {httplimit.Bits{IPv4: 24}, "[::ffff:203.0.113.7]:1", "203.0.113.0/24"},
@@ -374,71 +353,51 @@ func checkSpoofs(t *testing.T, source httplimit.Source, spoofs map[string]spoof)
 func TestSpoofingXForwardedForBehindNamedProxies(t *testing.T) {
 	t.Parallel()
 	checkSpoofs(t, httplimit.XForwardedFor(named()), map[string]spoof{
-		"Honest":                    {lines: [][2]string{xff(client)}},
-		"ThroughTwoProxies":         {lines: [][2]string{xff(client + ", " + edge)}},
-		"TwoProxiesALineEach":       {lines: [][2]string{xff(client), xff(edge)}},
-		"ForgedLeftmost":            {lines: [][2]string{xff(victim + ", " + client + ", " + edge)}},
-		"ForgedLine":                {lines: [][2]string{xff(victim), xff(client + ", " + edge)}},
-		"ForgedLines":               {lines: [][2]string{xff(victim), xff(victim), xff(client), xff(edge)}},
-		"ForgedTrustedAddresses":    {lines: [][2]string{xff("10.0.0.9, 10.0.0.8, " + client)}},
-		"ForgedGarbage":             {lines: [][2]string{xff("';drop table, \x7f, " + client)}},
-		"ForgedQuote":               {lines: [][2]string{xff(`"` + victim + `, ` + client)}},
-		"ForgedEmptyElements":       {lines: [][2]string{xff(",, ,"), xff(", ," + client)}},
-		"ForgedInLowerCase":         {lines: [][2]string{{"x-forwarded-for", victim}, xff(client)}},
-		"ForgedForwarded":           {lines: [][2]string{{"Forwarded", "for=" + victim}, xff(client)}},
-		"ForgedRealIP":              {lines: [][2]string{{"X-Real-Ip", victim}, {"Cf-Connecting-Ip", victim}, xff(client)}},
-		"WithoutSpaces":             {lines: [][2]string{xff(victim + "," + client + "," + edge)}},
-		"WithSpacesAndTabs":         {lines: [][2]string{xff("  " + client + "\t ,\t" + edge + " ")}},
-		"WithPorts":                 {lines: [][2]string{xff(client + ":50001, " + edge + ":443")}},
-		"V4Mapped":                  {lines: [][2]string{xff("::ffff:" + client)}},
-		"V4MappedInHexadecimal":     {lines: [][2]string{xff("[::ffff:cb00:7107]:80")}},
-		"V4MappedProxies":           {peer: "[::ffff:10.0.0.1]:443", lines: [][2]string{xff(client + ", ::ffff:" + edge)}},
-		"V4MappedProxyWithZone":     {lines: [][2]string{xff(client + ", ::ffff:10.0.0.3%eth0")}},
-		"IPv6":                      {lines: [][2]string{xff("2001:db8:0:7::1")}, want: "2001:db8:0:7::/64"},
-		"IPv6InBrackets":            {lines: [][2]string{xff("[2001:db8:0:7:1:2:3:4]")}, want: "2001:db8:0:7::/64"},
-		"IPv6WithPort":              {lines: [][2]string{xff("[2001:DB8:0:7::9]:443")}, want: "2001:db8:0:7::/64"},
-		"IPv6WithZone":              {lines: [][2]string{xff("2001:db8:0:7::9%eth0")}, want: "2001:db8:0:7::/64"},
-		"AroundTheProxies":          {peer: client + ":1", lines: [][2]string{xff(victim)}},
-		"AroundTheProxiesAsOne":     {peer: client + ":1", lines: [][2]string{xff(victim + ", 10.0.0.1")}},
-		"AroundTheProxiesOverIPv6":  {peer: "[2001:db8:0:7::5]:9", lines: [][2]string{xff(victim)}, want: "2001:db8:0:7::/64"},
-		"AroundTheProxiesV4Mapped":  {peer: "[::ffff:" + client + "]:1", lines: [][2]string{xff(victim)}},
-		"NoHeader":                  {err: httplimit.ErrNoKey},
-		"OnlyProxies":               {lines: [][2]string{xff("10.0.0.7, " + edge)}, err: httplimit.ErrNoKey},
-		"UnixSocket":                {peer: "@", lines: [][2]string{xff(client)}, err: httplimit.ErrNoKey},
-		"GarbageForTheClient":       {lines: [][2]string{xff(victim + ", unknown")}, err: httplimit.ErrBadKey},
-		"GarbageBetweenProxies":     {lines: [][2]string{xff(client + ", unix:, " + edge)}, err: httplimit.ErrBadKey},
-		"TheProxyKnewNobody":        {lines: [][2]string{xff(victim + ", ")}, err: httplimit.ErrBadKey},
-		"TheProxyKnewNobodyTwice":   {lines: [][2]string{xff(client), xff("")}, err: httplimit.ErrBadKey},
-		"TheProxyWroteTheWildcard":  {lines: [][2]string{xff(victim + ", 0.0.0.0")}, err: httplimit.ErrBadKey},
-		"TheProxyWroteTheWildcard6": {lines: [][2]string{xff(victim + ", [::]:80")}, err: httplimit.ErrBadKey},
-		"TwoAddressesInOneElement":  {lines: [][2]string{xff(victim + " " + client)}, err: httplimit.ErrBadKey},
-		"OctalDigits":               {lines: [][2]string{xff("0313.0.0161.7")}, err: httplimit.ErrBadKey},
+		"Honest":                   {lines: [][2]string{xff(client)}},
+		"ThroughTwoProxies":        {lines: [][2]string{xff(client + ", " + edge)}},
+		"TwoProxiesALineEach":      {lines: [][2]string{xff(client), xff(edge)}},
+		"ForgedLeftmost":           {lines: [][2]string{xff(victim + ", " + client + ", " + edge)}},
+		"ForgedLine":               {lines: [][2]string{xff(victim), xff(client + ", " + edge)}},
+		"ForgedTrustedAddresses":   {lines: [][2]string{xff("10.0.0.9, 10.0.0.8, " + client)}},
+		"ForgedGarbage":            {lines: [][2]string{xff("';drop table, \x7f, " + client)}},
+		"ForgedQuote":              {lines: [][2]string{xff(`"` + victim + `, ` + client)}},
+		"ForgedEmptyElements":      {lines: [][2]string{xff(",, ,"), xff(", ," + client)}},
+		"ForgedForwarded":          {lines: [][2]string{{"Forwarded", "for=" + victim}, xff(client)}},
+		"ForgedRealIP":             {lines: [][2]string{{"X-Real-Ip", victim}, {"Cf-Connecting-Ip", victim}, xff(client)}},
+		"WithSpacesAndTabs":        {lines: [][2]string{xff("  " + client + "\t ,\t" + edge + " ")}},
+		"WithPorts":                {lines: [][2]string{xff(client + ":50001, " + edge + ":443")}},
+		"V4Mapped":                 {lines: [][2]string{xff("::ffff:" + client)}},
+		"V4MappedProxies":          {peer: "[::ffff:10.0.0.1]:443", lines: [][2]string{xff(client + ", ::ffff:" + edge)}},
+		"IPv6":                     {lines: [][2]string{xff("2001:db8:0:7::1")}, want: "2001:db8:0:7::/64"},
+		"IPv6WithZone":             {lines: [][2]string{xff("2001:db8:0:7::9%eth0")}, want: "2001:db8:0:7::/64"},
+		"AroundTheProxies":         {peer: client + ":1", lines: [][2]string{xff(victim)}},
+		"AroundTheProxiesAsOne":    {peer: client + ":1", lines: [][2]string{xff(victim + ", 10.0.0.1")}},
+		"AroundTheProxiesOverIPv6": {peer: "[2001:db8:0:7::5]:9", lines: [][2]string{xff(victim)}, want: "2001:db8:0:7::/64"},
+		"NoHeader":                 {err: httplimit.ErrNoKey},
+		"OnlyProxies":              {lines: [][2]string{xff("10.0.0.7, " + edge)}, err: httplimit.ErrNoKey},
+		"UnixSocket":               {peer: "@", lines: [][2]string{xff(client)}, err: httplimit.ErrNoKey},
+		"GarbageForTheClient":      {lines: [][2]string{xff(victim + ", unknown")}, err: httplimit.ErrBadKey},
+		"GarbageBetweenProxies":    {lines: [][2]string{xff(client + ", unix:, " + edge)}, err: httplimit.ErrBadKey},
+		"TheProxyKnewNobody":       {lines: [][2]string{xff(victim + ", ")}, err: httplimit.ErrBadKey},
+		"TheProxyKnewNobodyTwice":  {lines: [][2]string{xff(client), xff("")}, err: httplimit.ErrBadKey},
+		"TheProxyWroteTheWildcard": {lines: [][2]string{xff(victim + ", 0.0.0.0")}, err: httplimit.ErrBadKey},
 	})
 }
 
 func TestSpoofingXForwardedForBehindACount(t *testing.T) {
 	t.Parallel()
 	checkSpoofs(t, httplimit.XForwardedFor(httplimit.Proxies{Count: 2}), map[string]spoof{
-		"AsManyAsCounted":      {lines: [][2]string{xff(client + ", " + edge)}},
-		"ALineEach":            {lines: [][2]string{xff(client), xff(edge)}},
-		"More":                 {lines: [][2]string{xff(victim + ", " + victim + ", " + client + ", " + edge)}},
-		"MoreLines":            {lines: [][2]string{xff(victim), xff(client), xff(edge)}},
-		"ForgedGarbage":        {lines: [][2]string{xff(`for="x, ,,`), xff(client + ", " + edge)}},
-		"ForgedQuote":          {lines: [][2]string{xff(`"` + victim + ", " + client + ", " + edge)}},
-		"V4Mapped":             {lines: [][2]string{xff("::ffff:" + client + ", " + edge)}},
-		"OverAUnixSocket":      {peer: "@", lines: [][2]string{xff(client + ", " + edge)}},
-		"Fewer":                {lines: [][2]string{xff(client)}, err: httplimit.ErrNoKey},
-		"NoHeader":             {err: httplimit.ErrNoKey},
-		"TheInnerKnewNobody":   {lines: [][2]string{xff(victim + ", " + client + ", ")}, err: httplimit.ErrBadKey},
-		"TheOuterKnewNobody":   {lines: [][2]string{xff(victim + ", , " + edge)}, err: httplimit.ErrBadKey},
-		"GarbageForTheClient":  {lines: [][2]string{xff(victim + ", unknown, " + edge)}, err: httplimit.ErrBadKey},
-		"NobodyBefore":         {lines: [][2]string{xff("," + edge)}, err: httplimit.ErrBadKey},
-		"GarbageForTheOuter":   {lines: [][2]string{xff(client + ", unknown")}, err: httplimit.ErrBadKey},
-		"APortThatIsTooLong":   {lines: [][2]string{xff(client + ":123456, " + edge)}, err: httplimit.ErrBadKey},
-		"APortThatIsNone":      {lines: [][2]string{xff(client + ":, " + edge)}, err: httplimit.ErrBadKey},
-		"BracketsNotClosed":    {lines: [][2]string{xff("[2001:db8::1, " + edge)}, err: httplimit.ErrBadKey},
-		"BracketsAroundIPv4":   {lines: [][2]string{xff("[" + client + "], " + edge)}, err: httplimit.ErrBadKey},
-		"WordsAfterTheBracket": {lines: [][2]string{xff("[2001:db8::1]x, " + edge)}, err: httplimit.ErrBadKey},
+		"AsManyAsCounted":     {lines: [][2]string{xff(client + ", " + edge)}},
+		"ALineEach":           {lines: [][2]string{xff(client), xff(edge)}},
+		"More":                {lines: [][2]string{xff(victim + ", " + victim + ", " + client + ", " + edge)}},
+		"ForgedGarbage":       {lines: [][2]string{xff(`for="x, ,,`), xff(client + ", " + edge)}},
+		"ForgedQuote":         {lines: [][2]string{xff(`"` + victim + ", " + client + ", " + edge)}},
+		"V4Mapped":            {lines: [][2]string{xff("::ffff:" + client + ", " + edge)}},
+		"OverAUnixSocket":     {peer: "@", lines: [][2]string{xff(client + ", " + edge)}},
+		"Fewer":               {lines: [][2]string{xff(client)}, err: httplimit.ErrNoKey},
+		"NoHeader":            {err: httplimit.ErrNoKey},
+		"TheInnerKnewNobody":  {lines: [][2]string{xff(victim + ", " + client + ", ")}, err: httplimit.ErrBadKey},
+		"GarbageForTheClient": {lines: [][2]string{xff(victim + ", unknown, " + edge)}, err: httplimit.ErrBadKey},
 	})
 }
 
