@@ -12,30 +12,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 )
 
-// count returns the number of rows.
-func (s *stand) count() (rows int) {
-	s.Helper()
-	require.NoError(s, s.pool.QueryRow(s.Context(), `SELECT count(*) FROM ratelimit.buckets`).Scan(&rows))
-	return rows
-}
-
-// credit gives three tokens back that were taken at an instant.
-func (s *stand) credit(a bucket.Ask, taken int64) {
-	s.Helper()
-	require.NoError(s, s.Charge(s.Context(), Charge{[]bucket.Ask{a}, []float64{-3}, []int64{taken}}))
-}
-
-// A credit fills a bucket to its capacity, and no further.
-func TestACreditEndsAtTheCapacity(t *testing.T) {
-	t.Parallel()
-	s, l := newStand(t), still("still", 10)
-	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
-	for _, left := range []float64{9, 10} {
-		s.credit(l.ask("ada", 0), bucket.Whenever)
-		require.Equal(t, 10-left, spent(t, s.pool, l))
-	}
-}
-
 // A call makes no row for a bucket from which it takes nothing, also when it takes tokens from another bucket.
 func TestNoRowIsMadeForACostOfZero(t *testing.T) {
 	t.Parallel()
@@ -55,24 +31,6 @@ func TestNoRowIsMadeForACostOfZero(t *testing.T) {
 			require.Equal(t, []string{"still ada"}, s.freeRows())
 		})
 	}
-}
-
-// A credit of tokens of a window ends with the window: later it changes no row, and makes none.
-func TestACreditEndsWithItsWindow(t *testing.T) {
-	t.Parallel()
-	s, l := newStand(t), fixedWindow("window", 10, time.Minute, 10, 0)
-	l.terms.PhaseByKey, l.terms.Phase = false, bucket.MinInstant
-	l.terms.Phase = l.terms.Begin(opening) - l.terms.Step
-	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
-	s.credit(l.ask("ada", 0), opening)
-	require.Equal(t, []float64{9}, s.held(l.ask("ada", 0)))
-
-	s.now += l.terms.Step
-	require.NoError(t, s.Decide(t.Context(), taking(l.ask("ada", 4))))
-	s.credit(l.ask("ada", 0), opening)
-	s.credit(l.ask("bob", 0), opening)
-	require.Equal(t, []float64{6}, s.held(l.ask("ada", 0)))
-	require.Equal(t, 1, s.count())
 }
 
 // Prune deletes a bucket that is full under each policy of its limit, and keeps a bucket that is full under only one of

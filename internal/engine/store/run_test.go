@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
-	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
 	"github.com/pgratelimit/pgratelimit/internal/pgerr"
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
@@ -94,62 +93,6 @@ func randomAsks(random *rand.Rand, limits []limit, keys []string) (asks []bucket
 		asks = append(asks, limits[i].ask(keys[random.IntN(len(keys))], float64(1+random.IntN(12))/4))
 	}
 	return asks
-}
-
-// less subtracts the costs one after the other, in float64.
-func less(tokens float64, costs ...float64) float64 {
-	for _, cost := range costs {
-		tokens -= cost
-	}
-	return tokens
-}
-
-func TestCallsForOneBucketGetTheRemainingTokensInOrder(t *testing.T) {
-	t.Parallel()
-	s := newStand(t)
-	const refusal = -1 // in place of what remains
-	for name, test := range map[string]struct {
-		capacity, taken  float64
-		costs, remaining []float64
-	}{
-		"AllOfThem":                {10, 0, []float64{1, 2, 3, 4}, []float64{9, 7, 4, 0}},
-		"AllOfThemFromARow":        {10, 2, []float64{1, 2, 3}, []float64{7, 5, 2}},
-		"MoreThanItMayEverHold":    {4, 0, []float64{1, 1, 1, 1, 1, 1}, []float64{3, 2, 1, 0, refusal, refusal}},
-		"MoreThanThereIs":          {10, 8, []float64{1, 1, 1, 1}, []float64{1, 0, refusal, refusal}},
-		"ALargeOneBetweenSmall":    {10, 6, []float64{1, 8, 1, 5, 2, 1}, []float64{3, refusal, 2, refusal, 0, refusal}},
-		"ALargeOneAmongAllThereIs": {10, 0, []float64{4, 9, 3}, []float64{6, refusal, 3}},
-		"NoneOfThem":               {10, 9.5, []float64{1, 2, 1}, []float64{refusal, refusal, refusal}},
-		"FractionsOfALargeLimit":   {1000, 999.5, []float64{0.1, 0.1, 0.1}, []float64{less(0.5, 0.1), less(0.5, 0.1, 0.1), less(0.5, 0.1, 0.1, 0.1)}},
-		"FractionsThatAreRounded":  {10, 0, []float64{0.1, 1.0 / 3, 0.7}, []float64{less(10, 0.1), less(10, 0.1, 1.0/3), less(10, 0.1, 1.0/3, 0.7)}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			limit := tokenBucket(name, 1, time.Second, test.capacity, 0)
-			left := test.capacity
-			if test.taken > 0 {
-				require.NoError(t, s.decideOne(t.Context(), taking(limit.ask("key", test.taken))))
-				left -= test.taken
-			}
-			calls := make([]*Call, len(test.costs))
-			for i, cost := range test.costs {
-				calls[i] = taking(limit.ask("key", cost))
-			}
-			s.batch(calls...)
-			for i, c := range calls {
-				require.Equal(t, test.remaining[i] != refusal, c.isAllowed(t), "call %d", i)
-				if c.Answers[0].Allowed {
-					left = test.remaining[i]
-				} else {
-					require.Equal(t, time.Duration((test.costs[i]-left)*float64(time.Second)), c.wait(), "call %d", i)
-				}
-				require.Equal(t, []float64{left}, c.tokens(), "call %d", i)
-				require.Equal(t, opening, c.Answers[0].Now)
-				full := buckettest.UntilFull(limit.terms, c.Answers[0].State, opening)
-				require.InDelta(t, test.capacity-left, full.Seconds(), 2e-6, "call %d", i)
-			}
-			require.Equal(t, []float64{left}, s.held(limit.ask("key", 0)))
-		})
-	}
 }
 
 // A key that the database's encoding cannot hold fails its own call, but not the calls batched with it.

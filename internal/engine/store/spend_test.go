@@ -220,19 +220,6 @@ func TestBatchesInOppositeOrdersFailNoCall(t *testing.T) {
 	require.Equal(t, float64(allowed), spent(t, outside.pool, spending)-50*keys)
 }
 
-// A batch takes from each row the cost for that row.
-func TestABatchTakesFromEachRowItsCost(t *testing.T) {
-	t.Parallel()
-	s := newStand(t)
-	s.exec(`INSERT INTO ratelimit.buckets SELECT 'spending', 'key ' || lpad(n::text, 6, '0'), 0, n, $1, n FROM generate_series(1, 40) AS n`, opening)
-	calls := takeSpending(40)
-	s.allows(calls...)
-	for i, c := range calls {
-		require.Equal(t, []float64{float64(i)}, c.tokens())
-	}
-	s.requireSent(1, "")
-}
-
 // An answer for a bucket outside the call is an error.
 func TestAnAnswerForABucketThatWasNotAskedForIsAnError(t *testing.T) {
 	t.Parallel()
