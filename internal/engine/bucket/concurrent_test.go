@@ -10,11 +10,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket/buckettest"
 )
 
-// concurrent are the terms of a limit of two slots, whose leases last a second.
-var concurrent = bucket.Terms{
-	Capacity: 2, Rate: 1, Steps: 1, Step: 1, Kind: bucket.Concurrent{Lease: int64(time.Second / time.Microsecond)},
-}
-
 // Another version of a program may define the limit as one of slots. Operations on its row under terms of another kind
 // keep the leases.
 func TestTermsOfOtherKindsLeaveLeasesAlone(t *testing.T) {
