@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit"
+	"github.com/pgratelimit/pgratelimit/ratelimit/event"
 )
 
 // TestHoldReleases promises that a slot is held while the work runs and free afterwards, however the work ends.
@@ -57,4 +58,57 @@ func TestHoldRefuses(t *testing.T) {
 	require.ErrorIs(t, context.Cause(held), ratelimit.ErrLeaseLost)
 	require.ErrorIs(t, context.Cause(held), ratelimit.ErrInvalidLease)
 	release()
+}
+
+// releases is an Observer that is asked before a release ends.
+type releases func(event.LeaseChanged)
+
+func (r releases) Observe(_ context.Context, e event.Event) {
+	if e, is := e.(event.LeaseChanged); is {
+		r(e)
+	}
+}
+
+// TestAcquireWhoseCallerLeaves promises that a call that is being decided when its caller leaves goes on, and releases
+// the slots that it gets, which Close waits for. An interrupted one could have taken slots for a lease that nobody
+// knows.
+func TestAcquireWhoseCallerLeaves(t *testing.T) {
+	t.Parallel()
+	s := newStand(t)
+	takeOne(t, s.limiter, calls.For("ada"))
+	released, goOn := make(chan int), make(chan struct{})
+	limiter := s.with(t, ratelimit.Config{Observer: releases(func(e event.LeaseChanged) { released <- e.Slots; <-goOn })})
+	release := s.hold(t)
+	ctx, leave := context.WithCancel(t.Context())
+	left, closed := make(chan error), make(chan error, 1)
+	go func() { left <- errOf(limiter.Acquire(ctx, leased.For("ada").Cost(2), calls.For("ada"))) }()
+	s.awaitWaiter(t)
+	leave()
+	require.ErrorIs(t, <-left, context.Canceled)
+	go func() { closed <- limiter.Close(t.Context()) }()
+	eventually(t, "it is closed", func() bool {
+		return errors.Is(errOf(limiter.Take(t.Context(), calls.For("eve"))), ratelimit.ErrClosed)
+	})
+	release()
+	require.Equal(t, 2, <-released)
+	require.Empty(t, closed)
+	close(goOn)
+	require.NoError(t, <-closed)
+	require.Equal(t, leased.Capacity(), tokens(t, s.limiter, leased.For("ada")))
+}
+
+// TestAcquireWhoseHookExitsItsGoroutine promises that such a call returns, whatever its context.
+func TestAcquireWhoseHookExitsItsGoroutine(t *testing.T) {
+	t.Parallel()
+	exits := false
+	limiter, err := ratelimit.New(setup(t).pool, ratelimit.Config{AsOf: func() time.Time {
+		if exits {
+			runtime.Goexit()
+		}
+		return time.Now()
+	}})
+	require.NoError(t, err)
+	takeOne(t, limiter, calls.For("ada"))
+	exits = true
+	require.ErrorContains(t, errOf(limiter.Acquire(t.Context(), leased.For("ada"))), "goroutine of the batch has exited")
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/pgratelimit/internal/arg"
+	"github.com/pgratelimit/pgratelimit/internal/engine/batch"
 	"github.com/pgratelimit/pgratelimit/internal/engine/bucket"
 	"github.com/pgratelimit/pgratelimit/internal/engine/slots"
 	"github.com/pgratelimit/pgratelimit/internal/engine/store"
@@ -82,6 +83,9 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 // sendLease sends a call that takes slots. If ctx ends, it returns at once, and the call goes on without its caller and
 // then releases what it got: an interrupted call can have taken slots for a lease that nobody knows.
 func sendLease(ctx context.Context, l *Limiter, c *store.Call) error {
+	if !l.batcher.Begin() {
+		return ErrClosed
+	}
 	own := &store.Call{Question: c.Question}
 	own.Asks = slices.Clone(c.Asks)
 	type result struct {
@@ -90,18 +94,19 @@ func sendLease(ctx context.Context, l *Limiter, c *store.Call) error {
 	}
 	answered, left := make(chan result), make(chan struct{})
 	go func() {
-		r, ctx := result{}, context.WithoutCancel(ctx)
-		func() {
-			defer func() { r.panicked = recover() }()
-			r.err = l.batcher.Do(ctx, own.Queueable())
-		}()
-		select {
-		case answered <- r:
-		case <-left:
-			if r.err == nil && r.panicked == nil && bucket.AllAllowed(own.Answers) {
-				releaseUnknown(ctx, l, own)
+		defer l.batcher.End()
+		r, ctx := result{err: batch.ErrAbandoned}, context.WithoutCancel(ctx)
+		defer func() { // also after runtime.Goexit
+			r.panicked = recover()
+			select {
+			case answered <- r:
+			case <-left:
+				if r.err == nil && bucket.AllAllowed(own.Answers) {
+					releaseUnknown(ctx, l, own)
+				}
 			}
-		}
+		}()
+		r.err = l.batcher.Do(ctx, own.Queueable())
 	}()
 	select {
 	case r := <-answered:

@@ -31,8 +31,8 @@ const (
 	maxWide = 16
 )
 
-// errAbandoned is what calls get whose batch was ended by runtime.Goexit in a hook of the pool or the clock.
-var errAbandoned = errors.New("the goroutine of the batch has exited")
+// ErrAbandoned is what calls get whose batch was ended by runtime.Goexit in a hook of the pool or the clock.
+var ErrAbandoned = errors.New("the goroutine of the batch has exited")
 
 // batch are calls that are answered together.
 type batch[T any] struct {
@@ -75,9 +75,9 @@ func (b *Batcher[T]) next(done *batch[T], blocked []Blocked[T]) *batch[T] {
 	return b.start()
 }
 
-// signal notifies Close when no call is in progress any more.
+// signal notifies Close when nothing is in progress any more.
 func (b *Batcher[T]) signal() {
-	if b.closed && b.batches == 0 {
+	if b.closed && b.batches == 0 && b.others == 0 {
 		close(b.ended)
 	}
 }
@@ -363,7 +363,7 @@ func (f *batch[T]) abandon(panicked any) {
 		switch c.stage.Load() {
 		case stageInBatch, stageClaimed, stageGivenUp:
 			c.panicked = panicked
-			c.Answer(errAbandoned)
+			c.Answer(ErrAbandoned)
 		}
 	}
 }

@@ -55,6 +55,7 @@ type Batcher[T any] struct {
 	uses     map[bucket.Key]*use[T] // the buckets that a call waits for, or a batch keeps from others
 	latest   *use[T]                // of uses, the last one used; nil: it was dropped
 	unused   []*use[T]
+	others   int // between Begin and End
 	batches  int // in flight, or about to start
 	inFlight []*batch[T]
 	slow     int // batches in flight that are slow
@@ -87,7 +88,13 @@ func (b *Batcher[T]) Do(ctx context.Context, c *Call[T]) error {
 		done = new(make(chan struct{}, 1))
 	}
 	c.done = *done
-	defer b.spare.Put(done) // no batch answers a call that has its answer, or was left
+	defer func() { // no batch answers a call that has its answer, or was left
+		select {
+		case <-c.done: // an answer that nobody read, because a hook has ended this goroutine
+		default:
+		}
+		b.spare.Put(done)
+	}()
 	f, err := b.enter(c)
 	switch {
 	case err != nil:
@@ -269,6 +276,24 @@ func withoutLeft[T any](calls []*Call[T], n int) []*Call[T] {
 	}
 	clear(calls[len(kept):])
 	return kept
+}
+
+// Begin makes Close wait for End. It returns false after Close.
+func (b *Batcher[T]) Begin() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if !b.closed {
+		b.others++
+	}
+	return !b.closed
+}
+
+// End ends what Begin began.
+func (b *Batcher[T]) End() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.others--
+	b.signal()
 }
 
 // Close rejects new calls, and waits for the calls in progress, or until ctx ends.

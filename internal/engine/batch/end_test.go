@@ -282,9 +282,25 @@ func TestCallsThatEnd(t *testing.T) {
 			time.Sleep(1500 * time.Millisecond)
 			behind := w.ask(time.Second, "a")
 			for _, p := range []*pending{exits, with} {
-				p.requireFails(errAbandoned)
+				p.requireFails(ErrAbandoned)
 			}
 			behind.requireAnswered(1500 * time.Millisecond)
+		},
+		"AHookThatExitsTheGoroutineOfACallerLeavesNoAnswerToOthers": func(w *simulation) {
+			for range 20 {
+				<-w.make(w.t.Context(), &job{lasts: time.Millisecond, crash: runtime.Goexit}, "a").ended
+				w.ask(time.Millisecond, "a").requireAnswered(time.Millisecond)
+			}
+		},
+		"CloseWaitsForWhatHasBegun": func(w *simulation) {
+			require.True(w.t, w.Begin())
+			closed := make(chan error, 1)
+			go func() { closed <- w.Close(w.t.Context()) }()
+			synctest.Wait()
+			require.Empty(w.t, closed)
+			require.False(w.t, w.Begin())
+			w.End()
+			require.NoError(w.t, <-closed)
 		},
 		"ACallApartWaitsForAHeldRow": func(w *simulation) {
 			w.options.Timeout, w.options.Apart = time.Second, func() bool { return true }
