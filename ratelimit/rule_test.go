@@ -24,9 +24,9 @@ func TestNewRulingRejectsInvalidEras(t *testing.T) {
 		says      string
 	}{
 		"ZeroLimit":     {ratelimit.Limit{}, nil, "make it with Define or NewLimit"},
-		"Unsorted":      {limit, []ratelimit.Revision{{}, {EffectiveAt: later}, {EffectiveAt: at}}, "revision 2 is from"},
+		"Unsorted":      {limit, []ratelimit.Revision{{}, {EffectiveAt: later}, {EffectiveAt: at}}, "revision 2 takes effect at"},
 		"AtOnce":        {limit, []ratelimit.Revision{{}, {EffectiveAt: at}, {EffectiveAt: at}}, "sort them"},
-		"BeforeTheYear": {limit, []ratelimit.Revision{{}, {}}, "revision 1 is from"},
+		"BeforeTheYear": {limit, []ratelimit.Revision{{}, {}}, "revision 1 takes effect at"},
 		"Policy":        {limit, []ratelimit.Revision{{Policy: ratelimit.PerMinute(-1)}}, "revision 0: ratelimit: invalid limit"},
 		"Mode":          {limit, []ratelimit.Revision{{Mode: "maybe"}}, "use on, shadow or off"},
 		"Change":        {limit, []ratelimit.Revision{{}, {EffectiveAt: at, OnChange: "double"}}, "use carry, keep, scale, add or reset"},
