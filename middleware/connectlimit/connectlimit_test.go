@@ -299,6 +299,13 @@ func TestKeys(t *testing.T) {
 	require.Equal(t, "true 1", said)
 	require.Equal(t, 1.0, b.left(t, perUser.For("a")))
 	require.Equal(t, 1.5, b.left(t, perUser.For("127.0.0.1")))
+	told := func() int { return strings.Count(b.logged.String(), "has the key of its peer") }
+	require.Zero(t, told())
+	for _, name := range []string{"X-Forwarded-For", "Forwarded"} {
+		_, err = b.call(t.Context(), nil, "X-Api-Key", name, name, "203.0.113.7")
+		require.NoError(t, err)
+		require.Equal(t, 1, told(), "a proxy is in front")
+	}
 	_, err = b.call(t.Context(), nil, "X-Health", "1")
 	require.NoError(t, err, "skipped")
 
@@ -306,24 +313,4 @@ func TestKeys(t *testing.T) {
 	require.Equal(t, connect.CodeInternal, connect.CodeOf(err), "no call")
 	_, err = connectlimit.New(b.limiter, connectlimit.Config{})
 	require.ErrorIs(t, err, connectlimit.ErrInvalidConfig)
-}
-
-// TestPeerBehindAProxySaysSo promises one line when PeerAddress makes the key of forwarded calls.
-func TestPeerBehindAProxySaysSo(t *testing.T) {
-	t.Parallel()
-	b := setup(t, ratelimittest.NewDB(), connectlimit.Config{
-		Requests: func(_ context.Context, call connectlimit.Call) ([]ratelimit.Request, error) {
-			address, err := call.PeerAddress()
-			return []ratelimit.Request{everybody.For(address)}, err
-		},
-	})
-	said := func() int { return strings.Count(b.logged.String(), "has the key of its peer") }
-	_, err := b.call(t.Context(), nil)
-	require.NoError(t, err)
-	require.Zero(t, said())
-	for _, name := range []string{"X-Forwarded-For", "Forwarded"} {
-		_, err = b.call(t.Context(), nil, name, "203.0.113.7")
-		require.NoError(t, err)
-		require.Equal(t, 1, said())
-	}
 }

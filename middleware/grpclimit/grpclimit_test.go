@@ -340,6 +340,13 @@ func TestKeys(t *testing.T) {
 	require.Equal(t, "true 1", said)
 	require.Equal(t, 1.0, b.left(t, perUser.For("a")))
 	require.Equal(t, 1.5, b.left(t, perUser.For("127.0.0.1")))
+	told := func() int { return strings.Count(b.logged.String(), "has the key of its peer") }
+	require.Zero(t, told())
+	for _, name := range []string{"x-forwarded-for", "forwarded"} {
+		_, err = b.call(metadata.AppendToOutgoingContext(t.Context(), "x-api-key", name, name, "203.0.113.7"))
+		require.NoError(t, err)
+		require.Equal(t, 1, told(), "a proxy is in front")
+	}
 	_, err = exchange(b.open(t))
 	require.NoError(t, err, "skipped")
 
@@ -347,24 +354,4 @@ func TestKeys(t *testing.T) {
 	require.Equal(t, codes.Internal, status.Code(err), "no call")
 	_, err = grpclimit.New(b.limiter, grpclimit.Config{})
 	require.ErrorIs(t, err, grpclimit.ErrInvalidConfig)
-}
-
-// TestPeerBehindAProxySaysSo promises one line when PeerAddress makes the key of forwarded calls.
-func TestPeerBehindAProxySaysSo(t *testing.T) {
-	t.Parallel()
-	b := setup(t, ratelimittest.NewDB(), grpclimit.Config{
-		Requests: func(ctx context.Context, _ string) ([]ratelimit.Request, error) {
-			address, err := grpclimit.PeerAddress(ctx)
-			return []ratelimit.Request{everybody.For(address)}, err
-		},
-	})
-	said := func() int { return strings.Count(b.logged.String(), "has the key of its peer") }
-	_, err := b.call(t.Context())
-	require.NoError(t, err)
-	require.Zero(t, said())
-	for _, name := range []string{"x-forwarded-for", "forwarded"} {
-		_, err = b.call(metadata.AppendToOutgoingContext(t.Context(), name, "203.0.113.7"))
-		require.NoError(t, err)
-		require.Equal(t, 1, said())
-	}
 }

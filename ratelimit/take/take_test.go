@@ -194,18 +194,20 @@ func TestUpTo(t *testing.T) {
 // queue gains a token each second, and may owe.
 var queue = ratelimit.Define("queue", ratelimit.TokenBucket{Rate: 1, Period: time.Second, Capacity: 1, MaxReserved: 100})
 
-// TestWait runs in bubbles, whose time passes while a Wait sleeps.
+// bubble runs a test in a bubble, whose time passes while a call sleeps.
+func bubble(t *testing.T, name string, fn func(t *testing.T, l *ratelimit.Limiter, rules ruled)) {
+	t.Helper()
+	t.Run(name, func(t *testing.T) {
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) {
+			rules := ruled{}
+			fn(t, newRuled(t, nil, rules), rules)
+		})
+	})
+}
+
 func TestWait(t *testing.T) {
 	t.Parallel()
-	bubble := func(name string, fn func(t *testing.T, l *ratelimit.Limiter, rules ruled)) {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				rules := ruled{}
-				fn(t, newRuled(t, nil, rules), rules)
-			})
-		})
-	}
 	// takes returns how long a Wait takes, of which there were enough tokens for the first.
 	waits := func(t *testing.T, l *ratelimit.Limiter, r ratelimit.Request) (d ratelimit.Decision, waited time.Duration) {
 		t.Helper()
@@ -214,16 +216,14 @@ func TestWait(t *testing.T) {
 		require.NoError(t, err)
 		return d, time.Since(began)
 	}
-	bubble("ReturnsWhenItsTurnComes", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
-		t.Helper()
+	bubble(t, "ReturnsWhenItsTurnComes", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
 		for i, want := range []time.Duration{0, time.Second, time.Second, 3 * time.Second} {
 			d, waited := waits(t, l, queue.For("key").Cost([]float64{1, 1, 1, 3}[i]))
 			require.True(t, d.Allowed)
 			require.Equal(t, want, waited)
 		}
 	})
-	bubble("ADeadlineThatIsTooSoonReservesNothing", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
-		t.Helper()
+	bubble(t, "ADeadlineThatIsTooSoonReservesNothing", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
 		_, err := l.Reserve(t.Context(), queue.For("key").Cost(5))
 		require.NoError(t, err)
 		began := time.Now()
@@ -237,8 +237,7 @@ func TestWait(t *testing.T) {
 		require.True(t, d.Allowed)
 		require.Equal(t, 5*time.Second, waited)
 	})
-	bubble("AContextThatEndsReturnsTheTokens", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
-		t.Helper()
+	bubble(t, "AContextThatEndsReturnsTheTokens", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
 		waits(t, l, queue.For("key"))
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(500*time.Millisecond, cancel)
@@ -246,8 +245,7 @@ func TestWait(t *testing.T) {
 		require.ErrorIs(t, err, context.Canceled)
 		require.Equal(t, 0.5, tokens(t, l, queue.For("key")))
 	})
-	bubble("APauseIsWaitedFor", func(t *testing.T, l *ratelimit.Limiter, rules ruled) {
-		t.Helper()
+	bubble(t, "APauseIsWaitedFor", func(t *testing.T, l *ratelimit.Limiter, rules ruled) {
 		rules.pause(t, queue, time.Now().Add(time.Minute))
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
 		defer cancel()
@@ -257,23 +255,20 @@ func TestWait(t *testing.T) {
 		_, waited := waits(t, l, queue.For("key"))
 		require.Equal(t, time.Minute, waited)
 	})
-	bubble("ShadowWaitsForNothing", func(t *testing.T, l *ratelimit.Limiter, rules ruled) {
-		t.Helper()
+	bubble(t, "ShadowWaitsForNothing", func(t *testing.T, l *ratelimit.Limiter, rules ruled) {
 		rules.mode(t, queue, ratelimit.Shadow)
 		for range 3 {
 			_, waited := waits(t, l, queue.For("key"))
 			require.Zero(t, waited)
 		}
 	})
-	bubble("ACostAboveTheCapacityIsOwed", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
-		t.Helper()
+	bubble(t, "ACostAboveTheCapacityIsOwed", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
 		_, waited := waits(t, l, queue.For("key").Cost(21))
 		require.Equal(t, 20*time.Second, waited)
 		_, err := take.Wait(t.Context(), l, queue.For("key").Cost(102))
 		require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 	})
-	bubble("BadInput", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
-		t.Helper()
+	bubble(t, "BadInput", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
 		never := ratelimit.Define("never", ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: ratelimit.NoReservations})
 		for says, c := range map[string]struct {
 			r    ratelimit.Request
@@ -302,20 +297,9 @@ func TestWait(t *testing.T) {
 	})
 }
 
-// TestTurn runs in bubbles, as TestWait does.
 func TestTurn(t *testing.T) {
 	t.Parallel()
-	bubble := func(name string, fn func(t *testing.T, l *ratelimit.Limiter, rules ruled)) {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				rules := ruled{}
-				fn(t, newRuled(t, nil, rules), rules)
-			})
-		})
-	}
-	bubble("IsSettledWithItsRealCost", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
-		t.Helper()
+	bubble(t, "IsSettledWithItsRealCost", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
 		for _, want := range []time.Duration{0, time.Second, time.Second} {
 			began := time.Now()
 			r, err := take.Turn(t.Context(), l, queue.For("key"))
@@ -331,8 +315,7 @@ func TestTurn(t *testing.T) {
 		require.NoError(t, l.Settle(t.Context(), r.ID, queue.For("key").Cost(5)))
 		require.Equal(t, -2.0, tokens(t, l, queue.For("key")))
 	})
-	bubble("ADeadlineThatIsTooSoonReservesNothing", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
-		t.Helper()
+	bubble(t, "ADeadlineThatIsTooSoonReservesNothing", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
 		_, err := l.Reserve(t.Context(), queue.For("key").Cost(5))
 		require.NoError(t, err)
 		began := time.Now()
@@ -343,8 +326,7 @@ func TestTurn(t *testing.T) {
 		require.Equal(t, []any{false, "", 2 * time.Second, time.Duration(0)}, []any{r.Allowed, r.ID, r.RetryAfter, time.Since(began)})
 		require.Equal(t, -4.0, tokens(t, l, queue.For("key")))
 	})
-	bubble("AContextThatEndsReturnsTheTokens", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
-		t.Helper()
+	bubble(t, "AContextThatEndsReturnsTheTokens", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
 		for _, turn := range []func(ctx context.Context) error{
 			func(ctx context.Context) error {
 				_, err := take.Turn(ctx, l, queue.For("key").Cost(3))
@@ -362,8 +344,7 @@ func TestTurn(t *testing.T) {
 			require.Equal(t, 1.0, tokens(t, l, queue.For("key")))
 		}
 	})
-	bubble("ALimitThatIsOffOrInShadowWaitsForNothing", func(t *testing.T, l *ratelimit.Limiter, rules ruled) {
-		t.Helper()
+	bubble(t, "ALimitThatIsOffOrInShadowWaitsForNothing", func(t *testing.T, l *ratelimit.Limiter, rules ruled) {
 		for _, mode := range []ratelimit.Mode{ratelimit.Off, ratelimit.Shadow} {
 			rules.mode(t, queue, mode)
 			began := time.Now()
@@ -374,8 +355,7 @@ func TestTurn(t *testing.T) {
 			require.Zero(t, time.Since(began))
 		}
 	})
-	bubble("AReservationThatEndedHasNoTurn", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
-		t.Helper()
+	bubble(t, "AReservationThatEndedHasNoTurn", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
 		r, err := l.Reserve(t.Context(), queue.For("key").Cost(3))
 		require.NoError(t, err)
 		require.NoError(t, l.Cancel(t.Context(), r.ID))
