@@ -41,22 +41,15 @@ func TestChain(t *testing.T) {
 	t.Parallel()
 	const scale, add, reset, on = ratelimit.ScaleTokens, ratelimit.AddTokens, ratelimit.ResetTokens, ratelimit.On
 
-	t.Run("AChangeFollowsOneThatBeginsBefore", func(t *testing.T) {
+	t.Run("AChangeFollowsThoseBeforeAndReplacesThoseBehind", func(t *testing.T) {
 		t.Parallel()
-		so := unsaid().state(span{from: 100, says: of(1), change: scale}).state(span{from: 200, says: of(2)})
-		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, scale, on}, {200, 2, "", on}}, told(so))
-	})
-
-	t.Run("AChangeReplacesChangesThatBeginThenOrLater", func(t *testing.T) {
-		t.Parallel()
-		so := unsaid().state(span{from: 100, says: of(1)}).state(span{from: 200, says: of(2)}).state(span{from: 300, says: of(3)})
-		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, "", on}, {200, 4, "", on}}, told(so.state(span{from: 200, says: of(4)})))
-	})
-
-	t.Run("ADeletedRuleLeavesItToTheCode", func(t *testing.T) {
-		t.Parallel()
-		so := unsaid().state(span{from: 100, says: of(1)}).state(span{from: 200})
-		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, "", on}, {200, 0, "", ""}}, told(so))
+		so := unsaid().state(span{from: 100, says: of(1), change: scale})
+		so = so.state(span{from: 200, says: of(2)}).state(span{from: 300, says: of(3)})
+		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, scale, on}, {200, 2, "", on}, {300, 3, "", on}}, told(so))
+		tried := &terms{policy: ratelimit.PerMinute(4), mode: ratelimit.Shadow}
+		so = so.state(span{from: 200, says: tried}).state(span{from: 250}) // deleted: the code decides
+		want := []revision{{0, 0, "", ""}, {100, 1, scale, on}, {200, 4, "", ratelimit.Shadow}, {250, 0, "", ""}}
+		require.Equal(t, want, told(so))
 	})
 
 	t.Run("APlanLeavesItToTheRuleWithoutAPlan", func(t *testing.T) {
@@ -123,12 +116,6 @@ func TestChain(t *testing.T) {
 			}
 			require.NotNil(t, ruleOf(ratelimit.Define("drawn", drawPolicy(random)), "drawn", so, pause{}, random.Int64N(3000)))
 		}
-	})
-
-	t.Run("KeepsTheModeOfEachEra", func(t *testing.T) {
-		t.Parallel()
-		so := unsaid().state(span{from: 100, says: &terms{policy: ratelimit.PerMinute(1), mode: ratelimit.Shadow}}).state(span{from: 200})
-		require.Equal(t, []revision{{0, 0, "", ""}, {100, 1, "", ratelimit.Shadow}, {200, 0, "", ""}}, told(so))
 	})
 }
 

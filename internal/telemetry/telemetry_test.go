@@ -20,7 +20,6 @@ import (
 	"github.com/pgratelimit/pgratelimit/internal/telemetry/telemetrytest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/ratelimit/event"
-	"github.com/pgratelimit/pgratelimit/ratelimittest"
 )
 
 var (
@@ -267,54 +266,4 @@ func TestInstruments(t *testing.T) {
 		})
 	}
 	require.Len(t, measured, len(instruments))
-}
-
-// stored is the one rule there is, which changes while the program runs.
-type stored struct{ rule *ratelimit.Ruling }
-
-func (s *stored) RulingFor(ratelimit.Limit, string, string) *ratelimit.Ruling { return s.rule }
-
-func (*stored) RulingsOf(string) []*ratelimit.Ruling { return nil }
-
-// told remembers what became of requests.
-type told struct{ all []string }
-
-func (o *told) Observe(_ context.Context, e event.Event) {
-	if d, ok := e.(ratelimit.Decided); ok {
-		for i, request := range requests(d) {
-			o.all = append(o.all, d.Decision.States[i].Rule+" "+request)
-		}
-	}
-}
-
-// TestTheDecidingRuleIsReported promises that a request is reported with the rule of its policy, and with the kind of
-// that policy. A pause is no rule, so it changes neither.
-func TestTheDecidingRuleIsReported(t *testing.T) {
-	t.Parallel()
-	s, o := &stored{}, &told{}
-	now := time.Date(2026, time.March, 9, 10, 0, 0, 0, time.UTC)
-	limiter, err := ratelimit.New(ratelimittest.NewDB(), ratelimit.Config{Policies: s, Observer: o, AsOf: func() time.Time { return now }})
-	require.NoError(t, err)
-	ofTwo := ratelimit.FixedWindow{Rate: 2, Period: time.Hour, Start: now}
-	for _, config := range []*ratelimit.RulingConfig{
-		nil,
-		{Name: "window", Revisions: []ratelimit.Revision{{Policy: ofTwo}}},
-		{Name: "window", Revisions: []ratelimit.Revision{{Policy: ofTwo}}},
-		{Name: "tried", Revisions: []ratelimit.Revision{{Policy: ofTwo, Mode: ratelimit.Shadow}}},
-		{Name: "off", Revisions: []ratelimit.Revision{{Mode: ratelimit.Off}}},
-		{Name: "paused", PausedUntil: now.Add(time.Minute)},
-		{Name: "window", Revisions: []ratelimit.Revision{{Policy: ofTwo}}, PausedUntil: now.Add(time.Minute)},
-	} {
-		if config != nil {
-			s.rule, err = ratelimit.NewRuling(perUser, *config)
-			require.NoError(t, err)
-		}
-		_, err = limiter.Take(t.Context(), perUser.For("ada"))
-		require.NoError(t, err)
-	}
-	require.Equal(t, []string{
-		" perUser token_bucket take allowed false", "window perUser fixed_window take allowed false",
-		"window perUser fixed_window take refused false", "tried perUser fixed_window take shadow_refused false",
-		"off perUser token_bucket take off false", " perUser token_bucket take paused false", "window perUser fixed_window take paused false",
-	}, o.all)
 }

@@ -63,8 +63,8 @@ func TestObserve(t *testing.T) {
 	testkit.Golden(t, "records.txt", text.String())
 }
 
-// TestFailuresAreLoggedAtGrowingIntervals promises that an outage does not flood the log, and that its end is written
-// once.
+// TestFailuresAreLoggedAtGrowingIntervals promises that an outage with many leases, or a wrong clock with many buckets,
+// does not flood the log, and that the end of an outage is written once.
 func TestFailuresAreLoggedAtGrowingIntervals(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -77,6 +77,8 @@ func TestFailuresAreLoggedAtGrowingIntervals(t *testing.T) {
 				observer.Observe(t.Context(), left)
 				observer.Observe(t.Context(), event.Answered{Result: "failed_closed", Err: lost.Err})
 				observer.Observe(t.Context(), event.RulesLoaded{Version: 7, Err: lost.Err})
+				observer.Observe(t.Context(), event.LeaseChanged{Verb: "renew_lease", Limit: "jobs", Slots: 1, Lost: true})
+				observer.Observe(t.Context(), event.ClockRepaired{Limit: "perUser"})
 			}
 			time.Sleep(time.Second)
 		}
@@ -90,8 +92,9 @@ func TestFailuresAreLoggedAtGrowingIntervals(t *testing.T) {
 			lines = append(lines, fmt.Sprint(record["msg"], " ", record["omitted"]))
 		}
 		require.Equal(t, []string{
-			"ratelimit: failed <nil>", "ratelimit: cancelled <nil>", "ratelimit: rules <nil>",
-			"ratelimit: failed 9", "ratelimit: cancelled 9", "ratelimit: rules 9",
+			"ratelimit: failed <nil>", "ratelimit: cancelled <nil>", "ratelimit: rules <nil>", "ratelimit: lease <nil>",
+			"ratelimit: clock repaired <nil>",
+			"ratelimit: failed 9", "ratelimit: cancelled 9", "ratelimit: rules 9", "ratelimit: lease 9", "ratelimit: clock repaired 9",
 			"ratelimit: calls work again 38", "ratelimit: rules can be loaded again 19",
 		}, lines)
 	})
@@ -133,30 +136,6 @@ func TestOnlyTheDatabaseEndsAnOutage(t *testing.T) {
 			})
 		})
 	}
-}
-
-// TestWarningsComeAtGrowingIntervals promises that an outage with many leases, or a wrong clock with many buckets, does
-// not flood the log.
-func TestWarningsComeAtGrowingIntervals(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		observer, records := log(slog.LevelInfo, sloglimit.Config{})
-		for range 2 {
-			for range 10 {
-				observer.Observe(t.Context(), event.LeaseChanged{Verb: "renew_lease", Limit: "jobs", Slots: 1, Lost: true})
-				observer.Observe(t.Context(), event.ClockRepaired{Limit: "perUser"})
-			}
-			time.Sleep(time.Second)
-		}
-		observer.Observe(t.Context(), telemetrytest.Decided("take", true))
-		var lines []string
-		for _, record := range records() {
-			lines = append(lines, fmt.Sprint(record["msg"], " ", record["omitted"]))
-		}
-		require.Equal(t, []string{
-			"ratelimit: lease <nil>", "ratelimit: clock repaired <nil>", "ratelimit: lease 9", "ratelimit: clock repaired 9",
-		}, lines)
-	})
 }
 
 // TestVersionsOfRulesAreLoggedOnce promises a line for each new version of the rules.
