@@ -145,6 +145,9 @@ func (l *Limiter) fetch(ctx context.Context, s *stripe, h *holding, tokens float
 	h.from = &stock{state: d.States[0], at: d.At, taken: tokens, sent: sent, heard: heard}
 	h.from.ends, h.from.resets = h.spans(&d, sent)
 	h.left, fetched.Taken = tokens, tokens
+	if s.of[h.id] != h { // Close didn't wait for it
+		rest = h.giveUp()
+	}
 }
 
 // spans returns until when tokens may be given out, and until when they can be returned: Terms.For, and forever, or

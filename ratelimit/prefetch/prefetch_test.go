@@ -211,6 +211,25 @@ func TestPrefetch(t *testing.T) {
 			require.ErrorIs(s, s.Close(ctx), context.DeadlineExceeded)
 			pass(time.Hour)
 		},
+		// Nobody uses the tokens of a fetch that ends after a Close that didn't wait for it. They go back.
+		"ReturnsAFetchThatOutlastsClose": func(s *stand) {
+			s.warm(hot, 0)
+			row, before := s.db.holds(hot), s.db.changed
+			s.db.change(func() {
+				s.db.before = func(ctx context.Context) error { time.Sleep(time.Second); return ctx.Err() }
+			})
+			gone := make(chan error)
+			go func() { gone <- s.takeFor(time.Millisecond) }()
+			synctest.Wait()
+			ended, end := context.WithCancel(s.Context())
+			end()
+			require.ErrorIs(s, s.Close(ended), context.Canceled)
+			require.ErrorIs(s, <-gone, context.DeadlineExceeded)
+			pass(time.Minute)
+			require.Greater(s, s.db.changed.Taken, before.Taken)
+			require.Equal(s, s.db.changed.Taken-before.Taken, s.db.changed.Returned-before.Returned+s.db.changed.Lost-before.Lost)
+			require.InDelta(s, row, s.db.holds(hot), 0.01)
+		},
 		// Prefetched tokens end after a while, however many are left.
 		"EndsAfterAWhile": func(s *stand) {
 			s.warm(fast.For("hot"), 100)
