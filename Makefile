@@ -54,9 +54,8 @@ test-all: ## Run every test at full size, in random order, with the race detecto
 nightly: ## Run the jobs that take hours; JOBS="torture fuzz" picks some
 	@.ci/nightly $(JOBS)
 
-# rueidis takes a minute to compile, the first time.
 bench: ## Measure against peers, on servers it starts: some twenty minutes, or ARGS=-quick
-	@cd bench && go run -tags rueidis . $(ARGS)
+	@cd bench && go run . $(ARGS)
 
 lint: ## Check the code, its format and each go.mod
 	$(GOLANGCI_LINT) run $(addsuffix /...,$(MODULES))

@@ -3,8 +3,6 @@
 // admitted calls.
 //
 //	go run . [-quick] [-run regexp] [-contenders regexp] [-rounds n] [-seconds s]
-//
-// A build with -tags rueidis has another contender.
 package main
 
 import (

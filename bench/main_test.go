@@ -63,7 +63,7 @@ func TestOptions(t *testing.T) {
 // of its -run names a scenario, and that each scenario is named by such a command.
 func TestPagesQuoteTheScenarios(t *testing.T) {
 	t.Parallel()
-	commands := regexp.MustCompile("(?:cd bench && go\\s+run (?:-tags rueidis )?\\.|`make bench ARGS=)(\\s[^`]*|'[^`]*')`")
+	commands := regexp.MustCompile("(?:cd bench && go\\s+run \\.|`make bench ARGS=)(\\s[^`]*|'[^`]*')`")
 	word := regexp.MustCompile(`'[^']*'|"[^"]*"|[^\s'"]+`)
 	quoted := map[string]bool{}
 	for _, pattern := range []string{"../*.md", "../docs/*.md"} {

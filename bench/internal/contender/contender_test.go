@@ -19,15 +19,6 @@ func TestExactness(t *testing.T) {
 	}
 }
 
-// What other clients send to Redis is what redis_rate sends.
-func TestTheScriptOfRedisRate(t *testing.T) {
-	t.Parallel()
-	script, err := redisScript(t.Context())
-	require.NoError(t, err)
-	require.Contains(t, script, "emission_interval")
-	require.Contains(t, script, `redis.call("TIME")`)
-}
-
 // Redis knows the limits that the buckets have.
 func TestTheLimitInRedisIsTheSame(t *testing.T) {
 	t.Parallel()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/go-redis/redis_rate/v10"
@@ -27,7 +26,7 @@ type RedisRate struct {
 // Open connects to the scenario's Redis and empties it.
 func (w RedisRate) Open(ctx context.Context, b Bench) (*Runner, error) {
 	return open(b, func(r *Runner) error {
-		client, err := r.redis(ctx, w.Durability, w.Keys, redisConnections)
+		client, err := r.redis(ctx, w.Durability, w.Keys)
 		if err != nil {
 			return err
 		}
@@ -57,7 +56,7 @@ func (w RedisRate) Open(ctx context.Context, b Bench) (*Runner, error) {
 }
 
 // redis empties the scenario's Redis, sets the check of n keys, and returns a client.
-func (r *Runner) redis(ctx context.Context, d server.Durability, n, most int) (*redis.Client, error) {
+func (r *Runner) redis(ctx context.Context, d server.Durability, n int) (*redis.Client, error) {
 	started := r.bench.Redis[d]
 	if started == nil {
 		return nil, unavailable("no redis-server on the PATH")
@@ -65,7 +64,7 @@ func (r *Runner) redis(ctx context.Context, d server.Durability, n, most int) (*
 	client := redis.NewClient(&redis.Options{
 		Addr:            started.Address,
 		Dialer:          r.wire.Dial,
-		PoolSize:        min(r.bench.Callers, most),
+		PoolSize:        min(r.bench.Callers, redisConnections),
 		DisableIdentity: true,
 		// It is for cloud services, and inspects every reply.
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
@@ -99,9 +98,6 @@ func redisLimit(n int) redis_rate.Limit {
 	return redis_rate.Limit{Rate: int(policy.Rate), Burst: int(policy.Capacity), Period: policy.Period}
 }
 
-// redisKey returns the Redis key that redis_rate uses for a key.
-func redisKey(name, key string) string { return "rate:" + name + key }
-
 // goneFromRedis returns the tokens that are missing at now from keys that were full. A key holds the time when it is
 // full again, in seconds since 2017.
 func goneFromRedis(ctx context.Context, client *redis.Client, of buckets, now time.Time) (float64, error) {
@@ -113,7 +109,7 @@ func goneFromRedis(ctx context.Context, client *redis.Client, of buckets, now ti
 	for from := 0; from < of.keys.n; from += piece {
 		var names []string
 		for i := from; i < min(from+piece, of.keys.n); i++ {
-			names = append(names, redisKey(of.limit.Name(), of.keys.at(i)))
+			names = append(names, "rate:"+of.limit.Name()+of.keys.at(i)) // as redis_rate names them
 		}
 		values, err := client.MGet(ctx, names...).Result()
 		if err != nil {
@@ -132,35 +128,4 @@ func goneFromRedis(ctx context.Context, client *redis.Client, of buckets, now ti
 		}
 	}
 	return sum, nil
-}
-
-// redisScript returns the script that redis_rate runs for a call. redis_rate does not export it, but sends the text to
-// a server that lacks the script.
-func redisScript(ctx context.Context) (string, error) {
-	var recorded recorder
-	_, err := redis_rate.NewLimiter(&recorded).Allow(ctx, "key", redis_rate.PerSecond(1))
-	if !strings.Contains(recorded.script, "KEYS[1]") {
-		return "", fmt.Errorf("redis_rate has sent no script: %w", err)
-	}
-	return recorded.script, nil
-}
-
-// recorder is a fake Redis without scripts. It records the commands that it receives.
-type recorder struct {
-	redis.Cmdable
-
-	script string
-}
-
-func (r *recorder) EvalSha(ctx context.Context, _ string, _ []string, _ ...any) *redis.Cmd {
-	answer := redis.NewCmd(ctx)
-	answer.SetErr(redis.ErrNoScript)
-	return answer
-}
-
-func (r *recorder) Eval(ctx context.Context, script string, _ []string, _ ...any) *redis.Cmd {
-	r.script = script
-	answer := redis.NewCmd(ctx)
-	answer.SetErr(errors.New("it was to be recorded only"))
-	return answer
 }

@@ -42,7 +42,6 @@ func onRedis(n int) []Contender {
 		{"redis_rate, pipelined", contender.RedisRate{Keys: n, Pipelined: true, Durability: server.Nothing}},
 		{"pipelined, AOF everysec", contender.RedisRate{Keys: n, Pipelined: true, Durability: server.Logged}},
 		{"pipelined, AOF always", contender.RedisRate{Keys: n, Pipelined: true, Durability: server.Flushed}},
-		{"rueidis, pipelined", contender.Rueidis{Keys: n}},
 	}
 }
 
