@@ -77,7 +77,7 @@ import (
 //	    on_change: keep
 //	    until: 2026-12-31T00:00:00Z
 //
-// The policy of a rule has the fields that [ratelimit.MarshalPolicy] writes. [Convert] reads two other forms of files.
+// The policy of a rule has the fields that [ratelimit.MarshalPolicy] writes.
 type Document struct {
 	// Rules are the policies, each limit and plan once.
 	Rules []Rule

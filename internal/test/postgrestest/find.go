@@ -20,7 +20,7 @@ const (
 // ErrNoServer is returned by Start when nothing asked for a particular server and none was found.
 var ErrNoServer = errors.New("no Postgres to use")
 
-// NoneVariable, when set, tells tests that there is no server, so that they don't look for one.
+// NoneVariable tells tests, if it is set, that there is no server, so that they don't look for one.
 const NoneVariable = "RATELIMIT_NO_POSTGRES"
 
 // NoServerError is an ErrNoServer that says what was tried, and how to get a server.
