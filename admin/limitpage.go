@@ -105,7 +105,7 @@ func (v *visit) isUnheard(name string, now time.Time) bool {
 	buckets, err := v.reader.Buckets(ctx, inspect.BucketQuery{Limit: name, Most: 1})
 	reserved, fails := v.reader.Reservations(ctx, inspect.ReservationQuery{Limit: name, Most: 1})
 	since, until := lastHour(now)
-	refused, _, failed := v.reader.RefusalsByLimit(ctx, []string{name}, since, until)
+	refused, _, failed := v.reader.RefusalsByLimit(ctx, []string{name}, nil, since, until)
 	var changes []rules.Statement
 	if v.store != nil && err == nil {
 		changes, err = v.store.History(ctx, rules.HistoryQuery{Limit: name, Most: 1})

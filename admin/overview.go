@@ -125,7 +125,7 @@ type hour struct{ Refused, Shadow refusalBars }
 func (v *visit) hours(g *gather, shown chartSpan, names []string, now time.Time) *part[map[string]hour] {
 	since, until := shown.around(now)
 	return ask(g, "the refusals", func(ctx context.Context) (map[string]hour, error) {
-		found, seen, err := v.reader.RefusalsByLimit(ctx, names, since, until)
+		found, seen, err := v.reader.RefusalsByLimit(ctx, names, nil, since, until)
 		if err != nil {
 			return nil, err
 		}

@@ -43,12 +43,6 @@ type Lease struct {
 	Until time.Time `json:"until"`
 }
 
-// Position is a place in the order of buckets.
-type Position struct {
-	// Limit and Key name the bucket.
-	Limit, Key string
-}
-
 // Held returns the leases of the bucket that have not ended at an instant, in the order in which they were taken.
 func (b Bucket) Held(at time.Time) (held []Lease) {
 	for _, row := range b.Rows {
@@ -124,7 +118,7 @@ func (r *Reader) Buckets(ctx context.Context, query BucketQuery) ([]Bucket, erro
 
 // Bucket returns a bucket. It has no Rows when it is full and has none.
 func (r *Reader) Bucket(ctx context.Context, limit, key string) (Bucket, error) {
-	found, err := r.BucketsAt(ctx, []Position{{Limit: limit, Key: key}})
+	found, err := r.BucketsAt(ctx, []BucketID{{Limit: limit, Key: key}})
 	if err != nil || len(found) == 0 {
 		return Bucket{Limit: limit, Key: key}, err
 	}
@@ -132,7 +126,7 @@ func (r *Reader) Bucket(ctx context.Context, limit, key string) (Bucket, error) 
 }
 
 // BucketsAt returns those of up to 1000 buckets that have rows, in their order.
-func (r *Reader) BucketsAt(ctx context.Context, places []Position) ([]Bucket, error) {
+func (r *Reader) BucketsAt(ctx context.Context, places []BucketID) ([]Bucket, error) {
 	if _, err := checkMost("the number of buckets", len(places), 0); err != nil {
 		return nil, err
 	}

@@ -73,10 +73,10 @@ func TestBucket(t *testing.T) {
 	b, err = f.Bucket(t.Context(), "messages", "bob")
 	require.NoError(t, err)
 	require.Equal(t, inspect.Bucket{Limit: "messages", Key: "bob"}, b)
-	several, err := f.BucketsAt(t.Context(), []inspect.Position{{"spread", "ada"}, {"messages", "bob"}, {"messages", "ad"}})
+	several, err := f.BucketsAt(t.Context(), []inspect.BucketID{{"spread", "ada"}, {"messages", "bob"}, {"messages", "ad"}})
 	require.NoError(t, err)
 	require.Equal(t, []string{"ada", "ad"}, keysOf(several))
-	_, err = f.BucketsAt(t.Context(), make([]inspect.Position, 1001))
+	_, err = f.BucketsAt(t.Context(), make([]inspect.BucketID, 1001))
 	require.ErrorIs(t, err, inspect.ErrInvalid)
 	for _, key := range hostile {
 		f.put(t, "hostile", key, 7)

@@ -67,7 +67,7 @@ func TestInvalid(t *testing.T) {
 		"Reservations":    errOf(r.Reservations(ctx, inspect.ReservationQuery{Most: 1001})),
 		"LongerThanAWeek": errOf(r.Refusals(ctx, inspect.RefusalQuery{Since: noon, Until: noon.Add(7*24*time.Hour + 1)})),
 		"SinceEver":       errOf(r.Refusals(ctx, inspect.RefusalQuery{Until: noon})),
-		"TwoWeeks":        errOf(r.RefusalsByLimit(ctx, []string{"logins"}, noon, noon.Add(14*24*time.Hour))),
+		"TwoWeeks":        errOf(r.RefusalsByLimit(ctx, []string{"logins"}, nil, noon, noon.Add(14*24*time.Hour))),
 	} {
 		require.ErrorIs(t, err, inspect.ErrInvalid, name)
 	}

@@ -129,7 +129,7 @@ func (r *Reader) Key(ctx context.Context, query KeyQuery) (found KeyUse, err err
 		names = names[:maxMost]
 	}
 	q := keyed{query, make(map[string]string), make(map[string]*Use), nil}
-	places := make([]Position, len(names))
+	places := make([]BucketID, len(names))
 	for i, name := range names {
 		key := query.Key
 		if query.KeyOf != nil {
@@ -137,14 +137,14 @@ func (r *Reader) Key(ctx context.Context, query KeyQuery) (found KeyUse, err err
 				return found, err
 			}
 		}
-		q.keys[name], places[i] = key, Position{name, key}
+		q.keys[name], places[i] = key, BucketID{name, key}
 	}
 	keys := slices.Compact(slices.Sorted(maps.Values(q.keys)))
 	buckets, err := r.BucketsAt(ctx, places)
 	if err != nil {
 		return found, err
 	}
-	minutes, since, err := r.RefusalsOfKeys(ctx, keys, query.Since, query.Until)
+	minutes, since, err := r.RefusalsByLimit(ctx, nil, keys, query.Since, query.Until)
 	if err != nil {
 		return found, err
 	}

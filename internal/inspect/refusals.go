@@ -67,34 +67,17 @@ type LimitMinute struct {
 	Shadow bool
 }
 
-// RefusalsByLimit is Refusals for several limits at once, including refusals in shadow mode and allowed requests. It
-// reads at most 200,000 rows.
-func (r *Reader) RefusalsByLimit(ctx context.Context, limits []string, since,
+// RefusalsByLimit is Refusals for several limits and keys at once, including refusals in shadow mode and allowed
+// requests. Nil limits are all limits, and nil keys all keys. It reads at most 200,000 rows.
+func (r *Reader) RefusalsByLimit(ctx context.Context, limits, keys []string, since,
 	until time.Time,
 ) ([]LimitMinute, time.Time, error) {
-	for _, limit := range limits {
+	for _, limit := range append([]string{""}, limits...) {
 		query := RefusalQuery{Limit: limit, Since: since, Until: until}
 		if err := query.check(); err != nil {
 			return nil, time.Time{}, err
 		}
 	}
-	return r.refusalsByLimit(ctx, limits, nil, since, until)
-}
-
-// RefusalsOfKeys is RefusalsByLimit for some keys, in all limits.
-func (r *Reader) RefusalsOfKeys(ctx context.Context, keys []string, since,
-	until time.Time,
-) ([]LimitMinute, time.Time, error) {
-	query := RefusalQuery{Since: since, Until: until}
-	if err := query.check(); err != nil {
-		return nil, time.Time{}, err
-	}
-	return r.refusalsByLimit(ctx, nil, keys, since, until)
-}
-
-func (r *Reader) refusalsByLimit(ctx context.Context, limits, keys []string, since,
-	until time.Time,
-) ([]LimitMinute, time.Time, error) {
 	seen, err := r.since(ctx, since, until, min(r.look.refusals, lookLimits))
 	if err != nil {
 		return nil, time.Time{}, err

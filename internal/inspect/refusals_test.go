@@ -99,7 +99,7 @@ func TestRefusalsByLimit(t *testing.T) {
 	f.refused(t, 1, "words", "ada", false, 8)
 	f.refused(t, 2, "others", "ada", false, 16)
 	f.exec(t, `INSERT INTO ratelimit.refusals VALUES ($1, 'logins', '', '', false, 0, 0, 0, 32), ($1, 'calm', '', '', false, 0, 0, 0, 64)`, noon)
-	minutes, since, err := f.RefusalsByLimit(t.Context(), []string{"logins", "words", "calm", "unused"}, noon, noon.Add(time.Hour))
+	minutes, since, err := f.RefusalsByLimit(t.Context(), []string{"logins", "words", "calm", "unused"}, nil, noon, noon.Add(time.Hour))
 	require.NoError(t, err)
 	require.Equal(t, noon, since)
 	require.ElementsMatch(t, []inspect.LimitMinute{

@@ -140,17 +140,17 @@ func queries() []query {
 		{"Limits", 101, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Limits(ctx, "", 1000)) }},
 		{"Bucket", 1, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Bucket(ctx, "limit-050", key)) }},
 		{"BucketsAt", 2, func(ctx context.Context, r *inspect.Reader) error {
-			return errOf(r.BucketsAt(ctx, []inspect.Position{{Limit: "limit-050", Key: key}, {Limit: "limit-051", Key: key}}))
+			return errOf(r.BucketsAt(ctx, []inspect.BucketID{{Limit: "limit-050", Key: key}, {Limit: "limit-051", Key: key}}))
 		}},
 		{"RefusalsOfKeys", fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
-			return errOf(r.RefusalsOfKeys(ctx, []string{key, middle}, noon, hour))
+			return errOf(r.RefusalsByLimit(ctx, nil, []string{key, middle}, noon, hour))
 		}},
 		{"Upstream", 1, func(ctx context.Context, r *inspect.Reader) error {
 			return errOf(r.Upstream(ctx, "limit-050", key, noon))
 		}},
 		{"Reservation", 1, func(ctx context.Context, r *inspect.Reader) error { return errOf(r.Reservation(ctx, number(0))) }},
 		{"RefusalsByLimit", fewRefusals, func(ctx context.Context, r *inspect.Reader) error {
-			return errOf(r.RefusalsByLimit(ctx, []string{"limit-001", "limit-007", "limit-050"}, noon, hour))
+			return errOf(r.RefusalsByLimit(ctx, []string{"limit-001", "limit-007", "limit-050"}, nil, noon, hour))
 		}},
 		{"Used", few + 11, func(ctx context.Context, r *inspect.Reader) error {
 			return errOf(r.Used(ctx, inspect.UsedQuery{Since: noon, Look: few, Most: 10}))

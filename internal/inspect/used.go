@@ -23,9 +23,9 @@ func (r *Reader) Used(ctx context.Context, query UsedQuery) (found []Bucket, isC
 	if err := checkName(query.Limit); err != nil {
 		return nil, false, err
 	}
-	var places []Position
+	var places []BucketID
 	_, err = collect(ctx, r, "used", func(row pgx.CollectableRow) (n int, err error) {
-		var p Position
+		var p BucketID
 		err = row.Scan(&p.Limit, &p.Key, &n)
 		places, isCut = append(places, p), n == query.Look
 		return n, err

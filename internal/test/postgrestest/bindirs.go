@@ -3,7 +3,6 @@
 package postgrestest
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -104,25 +103,10 @@ func checkBinDir(dir string) error {
 
 var number = regexp.MustCompile(`\d+`)
 
-// newestFirst returns the directories that match pattern, the highest version first.
+// newestFirst returns the directories that match pattern, the highest version first: all that are supported have two
+// digits.
 func newestFirst(pattern string) []string {
-	dirs, err := filepath.Glob(pattern)
-	if err != nil {
-		return nil
-	}
-	slices.SortStableFunc(dirs, func(a, b string) int { return cmp.Compare(versionIn(b), versionIn(a)) })
+	dirs, _ := filepath.Glob(pattern) // the patterns are valid
+	slices.Reverse(dirs)
 	return dirs
-}
-
-// versionIn returns the last whole number in a path, 0 when there is none.
-func versionIn(path string) int {
-	numbers := number.FindAllString(path, -1)
-	if len(numbers) == 0 {
-		return 0
-	}
-	version, err := strconv.Atoi(numbers[len(numbers)-1])
-	if err != nil {
-		return 0
-	}
-	return version
 }
