@@ -99,7 +99,7 @@ func (c Config) validate() error {
 // requests, except for the verb check. A decision in your transaction counts immediately, even if the transaction rolls
 // back.
 type Observer struct {
-	names      map[string]*names // by label
+	names      map[string]*telemetry.Once // by label
 	metrics    []metric
 	collectors []prometheus.Collector
 }
@@ -118,8 +118,9 @@ func New(config Config) (*Observer, error) {
 	if err := config.validate(); err != nil {
 		return nil, err
 	}
-	o := &Observer{names: map[string]*names{
-		"limit": newNames(config.MaxNames), "rule": newNames(config.MaxNames), "route": newNames(config.MaxNames),
+	// Every series is memory here, and in Prometheus, for ever.
+	o := &Observer{names: map[string]*telemetry.Once{
+		"limit": {Most: config.MaxNames}, "rule": {Most: config.MaxNames}, "route": {Most: config.MaxNames},
 	}}
 	for _, i := range telemetry.Instruments() {
 		o.add(i)
