@@ -80,6 +80,10 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 	return lease, nil
 }
 
+// leaveGrace is how long a call that takes slots goes on after its caller has left. If it's at the server and needs no
+// row that another transaction holds, it ends by then.
+const leaveGrace = time.Second
+
 // sendLease sends a call that takes slots. If ctx ends, it returns at once, and the call goes on without its caller and
 // then releases what it got: an interrupted call can have taken slots for a lease that nobody knows.
 func sendLease(ctx context.Context, l *Limiter, c *store.Call) error {
@@ -87,7 +91,8 @@ func sendLease(ctx context.Context, l *Limiter, c *store.Call) error {
 		return ErrClosed
 	}
 	own := &store.Call{Question: c.Question}
-	own.Asks = slices.Clone(c.Asks)
+	own.Asks, own.Leases = slices.Clone(c.Asks), true
+	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	type result struct {
 		err      error
 		panicked any
@@ -95,18 +100,19 @@ func sendLease(ctx context.Context, l *Limiter, c *store.Call) error {
 	answered, left := make(chan result), make(chan struct{})
 	go func() {
 		defer l.batcher.End()
-		r, ctx := result{err: batch.ErrAbandoned}, context.WithoutCancel(ctx)
+		defer cancel()
+		r := result{err: batch.ErrAbandoned}
 		defer func() { // also after runtime.Goexit
 			r.panicked = recover()
 			select {
 			case answered <- r:
 			case <-left:
 				if r.err == nil && bucket.AllAllowed(own.Answers) {
-					releaseUnknown(ctx, l, own)
+					releaseUnknown(context.WithoutCancel(ctx), l, own)
 				}
 			}
 		}()
-		r.err = l.batcher.Do(ctx, own.Queueable())
+		r.err = l.batcher.Do(detached, own.Queueable())
 	}()
 	select {
 	case r := <-answered:
@@ -119,6 +125,7 @@ func sendLease(ctx context.Context, l *Limiter, c *store.Call) error {
 	case <-ctx.Done():
 		close(left)
 		l.batcher.Withdraw(&own.Call)
+		time.AfterFunc(leaveGrace, cancel)
 		return ctx.Err()
 	}
 }

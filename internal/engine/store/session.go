@@ -47,6 +47,7 @@ type Question struct {
 	Asks    []bucket.Ask // in the order of locking
 	Look    bool         // whether to take nothing
 	Reserve Recorder     // makes a record of the tokens, such as a reservation; nil: no record is made
+	Leases  bool         // whether it takes slots, which the caller must release
 }
 
 // Outcome is the answer to a call.
@@ -60,7 +61,7 @@ type blocked = batch.Blocked[Call]
 
 // Queueable returns the facts about the call that its Batcher needs.
 func (c *Call) Queueable() *batch.Call[Call] {
-	c.Of, c.Awaited = c, c.Reserve != nil || c.Settlement != nil
+	c.Of, c.Awaited = c, c.Reserve != nil || c.Settlement != nil || c.Leases
 	if !c.Look {
 		c.Needs(len(c.Asks), func(i int) bucket.Key { return c.Asks[i].Key })
 	}
@@ -136,6 +137,7 @@ func (s *Session) waitingFor(row *bucket.Key, waits int) *Session {
 // A batch for one bucket waits for its row. Other batches wait for a row at most 2 ms, because they hold other rows
 // meanwhile. If waitFor is not nil, all calls need that row, and the first statement waits for it.
 func (s *Session) Run(ctx context.Context, calls []*Call, waitFor *bucket.Key) (waiting []blocked) {
+	calls = slices.DeleteFunc(calls, func(c *Call) bool { return c.Leases && !c.Claim() })
 	switch calls = s.releaseFirst(ctx, s.settleFirst(ctx, calls)); len(calls) {
 	case 0:
 		return nil
