@@ -87,7 +87,7 @@ func (b *bundle) description() *grpc.ServiceDesc {
 	}
 }
 
-func setup(t *testing.T, pool ratelimit.Pool, config grpclimit.Config, options ...grpc.DialOption) *bundle {
+func setup(t *testing.T, pool ratelimit.Pool, config grpclimit.Config) *bundle {
 	t.Helper()
 	b := &bundle{clock: ratelimittest.NewClock(), logged: &testkit.Journal{}}
 	limiter, err := ratelimit.New(pool, ratelimit.Config{AsOf: b.clock.Now})
@@ -103,7 +103,7 @@ func setup(t *testing.T, pool ratelimit.Pool, config grpclimit.Config, options .
 	require.NoError(t, err)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
-	b.client, err = grpc.NewClient(listener.Addr().String(), append(options, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
+	b.client, err = grpc.NewClient(listener.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		require.NoError(t, b.client.Close())
@@ -227,33 +227,6 @@ func TestAnswers(t *testing.T) {
 		require.Equal(t, c.pool == down, strings.Contains(b.logged.String(), "route="+say), c.want)
 		require.NotContains(t, b.logged.String(), "hunter2")
 	}
-}
-
-// TestRetryPolicyWaits promises that a stock client with a retry policy waits as long as the server says, and is
-// allowed then.
-func TestRetryPolicyWaits(t *testing.T) {
-	t.Parallel()
-	const policy = `{"methodConfig": [{"name": [{"service": "test.Echo"}], "retryPolicy": {
-		"maxAttempts": 2, "initialBackoff": "0.001s", "maxBackoff": "0.001s", "backoffMultiplier": 1,
-		"retryableStatusCodes": ["RESOURCE_EXHAUSTED"]}}]}`
-	const wait = 300 * time.Millisecond
-	quick := ratelimit.Define("quick", ratelimit.TokenBucket{Rate: 1, Period: wait})
-
-	var b *bundle
-	var attempts []time.Time
-	b = setup(t, ratelimittest.NewDB(), grpclimit.Config{Requests: func(context.Context, string) ([]ratelimit.Request, error) {
-		attempts = append(attempts, time.Now())
-		if len(attempts) == 3 {
-			b.clock.Advance(wait)
-		}
-		return []ratelimit.Request{quick.For("17")}, nil
-	}}, grpc.WithDefaultServiceConfig(policy))
-	for range 2 {
-		_, err := b.call(t.Context())
-		require.NoError(t, err)
-	}
-	require.Len(t, attempts, 3, "the second call was refused once")
-	require.GreaterOrEqual(t, attempts[2].Sub(attempts[1]), wait)
 }
 
 // TestMessagesAreCharged promises that a message of a stream is charged when it arrives, that a refused one ends the
