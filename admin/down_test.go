@@ -1,11 +1,8 @@
 package admin_test
 
 import (
-	"context"
-	"crypto/rand"
 	"net/http"
 	"net/http/httptest"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -105,23 +102,10 @@ func TestRoleOfAReader(t *testing.T) {
 	t.Parallel()
 	owner := setup(t)
 	id := owner.Furnish(t)
-	role := "reader_" + strings.ToLower(rand.Text()[:12]) // roles are of the server, not of the database
-	owner.Exec(t, "CREATE ROLE "+role)
-	t.Cleanup(func() {
-		_, err := owner.Pool.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role)
-		require.NoError(t, err)
-	})
+	role, pool := postgrestest.NewRole(t, owner.Pool, "")
 	grants, err := migrations.Grants(migrations.Config{}, migrations.Roles{Reader: role})
 	require.NoError(t, err)
 	owner.Exec(t, grants)
-	config := owner.Pool.Config()
-	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		_, err := conn.Exec(ctx, "SET ROLE "+role)
-		return err
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
 	f := setupOn(t, pool)
 	f.Load(t)
 	for name, page := range admintest.Pages(id) {

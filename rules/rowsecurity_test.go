@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/inspect"
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/migrations"
 	"github.com/pgratelimit/pgratelimit/observe/refusals"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
@@ -86,20 +87,10 @@ func readers(pool *pgxpool.Pool) map[string]func(ctx context.Context) error {
 // as returns a pool of a role, which has all privileges and is dropped with its database.
 func (f *fixture) as(t *testing.T, options string) (role string, pool *pgxpool.Pool) {
 	t.Helper()
-	require.NoError(t, f.pool.QueryRow(t.Context(), `SELECT 'rows_of_' || md5(current_database() || $1::text)`, options).Scan(&role))
-	f.exec(t, "CREATE ROLE "+role+" "+options)
-	t.Cleanup(func() {
-		_, _ = f.pool.Exec(context.Background(), "DROP OWNED BY "+role)
-		_, _ = f.pool.Exec(context.Background(), "DROP ROLE "+role)
-	})
+	role, pool = postgrestest.NewRole(t, f.pool, options)
 	grants, err := migrations.Grants(migrations.Config{}, migrations.Roles{Application: role, Operator: role})
 	require.NoError(t, err)
 	f.exec(t, grants, pgx.QueryExecModeSimpleProtocol)
-	config := f.pool.Config()
-	config.ConnConfig.RuntimeParams["role"] = role
-	pool, err = pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
 	return role, pool
 }
 

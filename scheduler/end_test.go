@@ -13,13 +13,13 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/scheduler"
 )
@@ -246,27 +246,18 @@ func TestMaintain(t *testing.T) {
 	t.Run("LooksAgainForReservationsThatWereHidden", func(t *testing.T) {
 		t.Parallel()
 		owner := setup(t)
-		role := "rows_of_" + one[string](t, owner.pool, "SELECT md5(current_database())")
+		role, pool := postgrestest.NewRole(t, owner.pool, "")
 		run := func(sql string) {
 			_, err := owner.pool.Exec(t.Context(), sql)
 			require.NoError(t, err)
 		}
-		run("CREATE ROLE " + role)
-		t.Cleanup(func() {
-			_, _ = owner.pool.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+role+"; DROP ROLE "+role)
-		})
 		run("GRANT USAGE ON SCHEMA ratelimit TO " + role + "; GRANT ALL ON ALL TABLES IN SCHEMA ratelimit, public TO " + role +
 			"; GRANT ALL ON ALL SEQUENCES IN SCHEMA public TO " + role + "; GRANT ALL ON ALL FUNCTIONS IN SCHEMA ratelimit TO " + role)
-		config := owner.pool.Config()
-		config.ConnConfig.RuntimeParams["role"] = role
-		pool, err := pgxpool.NewWithConfig(t.Context(), config)
-		require.NoError(t, err)
-		t.Cleanup(pool.Close)
 		f := setupOn(t, pool)
 		e := f.enqueue(t, nil, daily.Global().Cost(10))
 		one[int64](t, owner.pool, "UPDATE river_job SET state = 'cancelled', finalized_at = now() - interval '1 hour' WHERE id = $1 RETURNING id", e.Job.ID)
 		run("ALTER TABLE ratelimit.reservations ENABLE ROW LEVEL SECURITY")
-		_, err = f.scheduler.Maintain(t.Context(), f.client)
+		_, err := f.scheduler.Maintain(t.Context(), f.client)
 		require.ErrorContains(t, err, "row level security")
 		run("ALTER TABLE ratelimit.reservations DISABLE ROW LEVEL SECURITY")
 		require.Equal(t, scheduler.Maintained{Ended: 1}, maintain(t, f))

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"os"
 	"regexp"
-	"strings"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -55,15 +54,10 @@ func TestPreRequest(t *testing.T) {
 	require.NotEmpty(t, function)
 	pool := postgrestest.New(t)
 	store(t, pool, map[string]string{"messages": `{"kind": "fixed window", "rate": 2, "period": "8760h"}`})
-	role := "web" + strings.TrimPrefix(pool.Config().ConnConfig.Database, "ratelimit_")
-	name := pgx.Identifier{role[:min(len(role), 30)] + role[len(role)-10:]}
-	_, err = pool.Exec(t.Context(), function+`CREATE TABLE public.notes (author text); CREATE ROLE `+name.Sanitize()+`; GRANT INSERT ON public.notes TO `+name.Sanitize())
+	role, _ := postgrestest.NewRole(t, pool, "")
+	_, err = pool.Exec(t.Context(), function+`CREATE TABLE public.notes (author text); GRANT INSERT ON public.notes TO `+role)
 	require.NoError(t, err)
-	t.Cleanup(func() {
-		_, err := pool.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+name.Sanitize()+" CASCADE; DROP ROLE "+name.Sanitize())
-		require.NoError(t, err)
-	})
-	rest := postgREST{pool, name[0]}
+	rest := postgREST{pool, role}
 	for _, client := range []struct{ claims, headers string }{
 		{`{"sub": "bob", "role": "web"}`, `{"x-forwarded-for": "203.0.113.7"}`},
 		{`{"sub": "ann", "role": "web"}`, `{"x-forwarded-for": "203.0.113.7"}`},
@@ -95,7 +89,7 @@ func TestPreRequest(t *testing.T) {
 	require.Equal(t, 10, notes)
 	require.ElementsMatch(t, []string{"user bob", "user ann", "address 203.0.113.7", "address 203.0.113.8", "address unknown"}, keys)
 
-	_, err = pool.Exec(t.Context(), "BEGIN; SET LOCAL ROLE "+name.Sanitize()+"; SELECT ratelimit.take('messages', 'user bob')")
+	_, err = pool.Exec(t.Context(), "BEGIN; SET LOCAL ROLE "+role+"; SELECT ratelimit.take('messages', 'user bob')")
 	var denied *pgconn.PgError
 	require.True(t, errors.As(err, &denied) && denied.Code == "42501", "%v", err)
 }

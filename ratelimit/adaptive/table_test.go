@@ -255,18 +255,9 @@ func TestAHookMayPanic(t *testing.T) {
 func TestHiddenSharesStayInEffect(t *testing.T) {
 	t.Parallel()
 	m := newMarket(t)
-	role := fmt.Sprintf("program_%d", time.Now().UnixNano())
-	m.exec(t, fmt.Sprintf(`CREATE ROLE %s; GRANT USAGE ON SCHEMA ratelimit TO %[1]s;
+	role, pool := postgrestest.NewRole(t, m.Pool, "")
+	m.exec(t, fmt.Sprintf(`GRANT USAGE ON SCHEMA ratelimit TO %s;
 		GRANT SELECT, INSERT, UPDATE, DELETE ON ratelimit.upstreams TO %[1]s`, role))
-	config := m.Config()
-	config.ConnConfig.RuntimeParams["role"] = role
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		pool.Close()
-		_, err := m.Exec(context.WithoutCancel(t.Context()), fmt.Sprintf(`DROP OWNED BY %s; DROP ROLE %[1]s`, role))
-		require.NoError(t, err)
-	})
 	p := m.process(t, pool)
 	m.share(t, "a", 0.25)
 	require.Equal(t, 25.0, p.rate(t, "a"))

@@ -3,12 +3,10 @@ package cli_test
 import (
 	"bytes"
 	"context"
-	"net/url"
 	"slices"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
@@ -17,34 +15,21 @@ import (
 	"github.com/pgratelimit/pgratelimit/rules"
 )
 
-// role makes a role of the test's own, and returns its name.
-func (f *fixture) role(t *testing.T, suffix string) string {
-	t.Helper()
-	name := f.pool.Config().ConnConfig.Database
-	name = name[max(0, len(name)-20):] + "_" + suffix // the end of it is random
-	quoted := pgx.Identifier{name}.Sanitize()
-	_, err := f.pool.Exec(t.Context(), "CREATE ROLE "+quoted)
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		_, err := f.pool.Exec(context.WithoutCancel(t.Context()), "DROP OWNED BY "+quoted+" CASCADE; DROP ROLE "+quoted)
-		require.NoError(t, err)
-	})
-	return name
-}
-
 // TestRoles promises that the printed grants let each role run its commands, and that a refused command names the
 // grants. What each role may do is tested in integration_test/migrations.
 func TestRoles(t *testing.T) {
 	t.Parallel()
 	f := setup(t)
 	f.put(t, weekly("sends", "", 5))
-	application, operator, reader := f.role(t, "application"), f.role(t, "operator"), f.role(t, "reader")
+	application, _ := postgrestest.NewRole(t, f.pool, "")
+	operator, _ := postgrestest.NewRole(t, f.pool, "")
+	reader, _ := postgrestest.NewRole(t, f.pool, "")
 	statements := f.ok(t, "grants", "--application", application, "--operator", operator, "--reader", reader)
 	_, err := f.pool.Exec(t.Context(), statements)
 	require.NoError(t, err)
 	as := func(role string) *fixture {
 		other := *f
-		other.env = append(slices.Clone(f.env), "RATELIMIT_DATABASE_URL="+withParameter(f.url, "role="+url.QueryEscape(role)))
+		other.env = append(slices.Clone(f.env), "RATELIMIT_DATABASE_URL="+withParameter(f.url, "role="+role))
 		return &other
 	}
 	for _, c := range []struct {
