@@ -222,12 +222,7 @@ func TestLoad(t *testing.T) {
 		require.NoError(t, errorOf(tx.Exec(t.Context(), `LOCK TABLE ratelimit.rules`)))
 		loaded := make(chan error, 1)
 		go func() { loaded <- f.set.Load(context.WithoutCancel(t.Context())) }()
-		f.eventually(t, func() bool { // it has read the version, and waits for the rules
-			var waits bool
-			err := f.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted
-				AND $1 = ANY(pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&waits)
-			return err == nil && waits
-		})
+		postgrestest.AwaitWaiter(t, f.pool) // it has read the version, and waits for the rules
 		made(t)(f.store.WithTx(tx).Apply(t.Context(), why, rules.Changes{
 			Put: []rules.Rule{perMinute("messages", "", 5)}, Override: []rules.Override{{Limit: "messages", Key: "ana", Multiplier: 2}},
 		}))

@@ -22,6 +22,7 @@ import (
 
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/atonce"
 	"github.com/pgratelimit/pgratelimit/integration_test/internal/world"
+	"github.com/pgratelimit/pgratelimit/internal/test/postgrestest"
 	"github.com/pgratelimit/pgratelimit/internal/test/testkit"
 	"github.com/pgratelimit/pgratelimit/ratelimit"
 	"github.com/pgratelimit/pgratelimit/sqllimit"
@@ -326,7 +327,7 @@ func endedContext(t *testing.T, b *bundle) {
 		require.NoError(t, limits.Require(t.Context(), b.fifty.For("ada")))
 		done := make(chan error, 1)
 		go func() { done <- limits.Require(ctxOfCall, b.five.For("ada"), b.fifty.For("ada")) }()
-		b.awaitWaiting(t)
+		postgrestest.AwaitWaiter(t, b.pool)
 		cancel()
 		if ofCall {
 			require.ErrorIs(t, <-done, context.Canceled)
@@ -343,15 +344,6 @@ func endedContext(t *testing.T, b *bundle) {
 		require.InDelta(t, 5, b.tokens(t, b.five.For("ada")), 0)
 	}
 	require.NoError(t, b.limiter.Require(t.Context(), b.five.For("ada")))
-}
-
-// awaitWaiting waits until a session waits for a row.
-func (b *bundle) awaitWaiting(t *testing.T) {
-	t.Helper()
-	for waiting := 0; waiting == 0; {
-		require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE NOT granted
-			AND pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database())`).Scan(&waiting))
-	}
 }
 
 func noTransaction(t *testing.T, b *bundle) {

@@ -334,12 +334,7 @@ func TestFlushesLockRowsInOneOrder(t *testing.T) {
 	require.NoError(t, err)
 	flushed := make(chan error, 1)
 	go func() { flushed <- two.flush(context.WithoutCancel(t.Context()), true) }()
-	require.Eventually(t, func() bool {
-		var waiting bool
-		err := b.pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-			WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waiting)
-		return err == nil && waiting
-	}, patient, time.Millisecond)
+	postgrestest.AwaitWaiter(t, b.pool)
 	rows, err := b.pool.Query(t.Context(), "SELECT key FROM ratelimit.refusals ORDER BY key FOR SHARE SKIP LOCKED")
 	require.NoError(t, err)
 	free, err := pgx.CollectRows(rows, pgx.RowTo[string])

@@ -153,10 +153,7 @@ func TestOrderOfLocks(t *testing.T) {
 			require.NoError(t, err)
 			done := make(chan error, 1)
 			go func() { done <- call(s) }()
-			for waits := false; !waits; {
-				require.NoError(t, db.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-					WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits))
-			}
+			postgrestest.AwaitWaiter(t, db)
 			_, err = held.Exec(t.Context(), `SELECT FROM ratelimit.buckets WHERE name = 'locked.blocks' FOR UPDATE NOWAIT`)
 			require.NoError(t, err)
 			require.NoError(t, held.Rollback(t.Context()))

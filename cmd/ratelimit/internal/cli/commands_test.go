@@ -136,11 +136,7 @@ func TestRulesApplyChangesNothingAfterAConcurrentChange(t *testing.T) {
 	path := file(t, "rules.yaml", firstFile)
 	done := make(chan result, 1)
 	go func() { done <- run(ctx, f.env, "rules", "apply", "-f", path, "--reason", "x", "--yes") }()
-	require.Eventually(t, func() bool {
-		var waits bool
-		err := f.pool.QueryRow(ctx, `SELECT count(*) > 0 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'`).Scan(&waits)
-		return err == nil && waits
-	}, time.Minute, time.Millisecond)
+	postgrestest.AwaitWaiter(t, f.pool)
 	require.NoError(t, tx.Commit(ctx))
 	r := <-done
 	require.Equal(t, 1, r.code, r.out)

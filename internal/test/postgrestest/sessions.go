@@ -25,3 +25,15 @@ func NewRole(t testing.TB, owner *pgxpool.Pool, options string) (name string, po
 		func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["role"] = name },
 	})
 }
+
+// AwaitWaiter waits until a session of the pool's database waits for a lock. The test's own deadline ends the wait.
+func AwaitWaiter(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	for waits := false; !waits; {
+		err := pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND wait_event_type = 'Lock')`).Scan(&waits)
+		if err != nil {
+			t.Fatalf("look for a session that waits: %v", err)
+		}
+	}
+}
