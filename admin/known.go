@@ -39,10 +39,6 @@ type policyLine struct {
 	Words string
 	// Mode is "on", "shadow" or "off".
 	Mode ratelimit.Mode
-	// Unit is what a token is.
-	Unit string
-	// Rule is the stored rule. Nil: it is in the code.
-	Rule *rules.Statement
 	// Ahead is whether it does not hold yet, and From when it does.
 	Ahead bool
 	From  time.Time
@@ -56,8 +52,8 @@ func (h *Handler) policiesOf(name string, list *rules.Listing) (lines []policyLi
 	for i := range list.Rules {
 		if r := &list.Rules[i]; r.Limit == name {
 			lines = append(lines, policyLine{
-				Plan: r.Plan, Words: r.Rule.Policy.String(), Mode: cmp.Or(r.Rule.Mode, ratelimit.On), Unit: r.Rule.Unit,
-				Rule: r, From: r.From, Ahead: r.From.After(list.Now),
+				Plan: r.Plan, Words: r.Rule.Policy.String(), Mode: cmp.Or(r.Rule.Mode, ratelimit.On),
+				From: r.From, Ahead: r.From.After(list.Now),
 			})
 		}
 	}

@@ -111,14 +111,11 @@ func (a *app) bucket(ctx context.Context, db *database, f *bucketFlags, args []s
 	if b.set, err = a.loadRules(ctx, db); err != nil {
 		return nil, err
 	}
-	if b.now, err = db.reader.Now(ctx); err != nil {
-		return nil, err
-	}
-	b.request = probe.ForStoredKey(b.stored)
 	list, err := db.store.List(ctx, rules.ListQuery{})
 	if err != nil {
 		return nil, err
 	}
+	b.request, b.now = probe.ForStoredKey(b.stored), list.Now
 	return a.onPlans(ctx, db, b, f.definition, inspect.PlansOf(args[0], list.Rules))
 }
 
