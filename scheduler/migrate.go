@@ -93,10 +93,8 @@ func lock(ctx context.Context, pool *pgxpool.Pool) (*pgx.Conn, error) {
 
 // pause waits for d, or returns why ctx ended.
 func pause(ctx context.Context, d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return nil
 	case <-ctx.Done():
 		return ctx.Err()

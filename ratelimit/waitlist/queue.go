@@ -174,10 +174,8 @@ func (s *List) serve(ctx context.Context, q *queue) {
 
 // pause waits for d, or until a release is heard of.
 func (q *queue) pause(d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 	case <-q.wake:
 	}
 }

@@ -92,12 +92,10 @@ func (s *Server) watch(ctx context.Context) {
 func (s *Server) drain(failed <-chan error) error {
 	s.ending.Store(true)
 	s.health.Shutdown()
-	wait := time.NewTimer(s.config.Drain)
-	defer wait.Stop()
 	select {
 	case err := <-failed:
 		return err
-	case <-wait.C:
+	case <-time.After(s.config.Drain):
 		return nil
 	}
 }
