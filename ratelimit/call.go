@@ -255,7 +255,7 @@ func send(ctx context.Context, l *Limiter, c *store.Call) error {
 	switch {
 	case l.pool == nil:
 		return l.session.Decide(ctx, c)
-	case c.Verb == verbAcquire && !c.Look && ctx.Done() != nil && !l.session.IsInMemory():
+	case c.Verb == verbAcquire && !c.Look && !l.session.IsInMemory():
 		return sendLease(ctx, l, c)
 	}
 	return l.batcher.Do(ctx, c.Queueable())

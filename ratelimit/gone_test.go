@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgratelimit/pgratelimit/ratelimit/event"
@@ -20,6 +22,8 @@ import (
 type stalled struct {
 	answering
 	begins bool
+	ends   []time.Time // of statements
+	mu     sync.Mutex  // guards ends
 }
 
 func (s *stalled) Query(ctx context.Context, sql string, arguments ...any) (pgx.Rows, error) {
@@ -29,8 +33,11 @@ func (s *stalled) Query(ctx context.Context, sql string, arguments ...any) (pgx.
 	return nil, s.stall(ctx)
 }
 
-func (*stalled) stall(ctx context.Context) error {
+func (s *stalled) stall(ctx context.Context) error {
 	<-ctx.Done()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ends = append(s.ends, time.Now())
 	return ctx.Err()
 }
 
@@ -162,6 +169,36 @@ func TestCallersThatLeaveAStalledDatabaseAreReported(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAcquireReturnsAtItsTimeout promises that a call that takes slots returns after Config.Timeout, also beside calls
+// that came later. Its statement goes on for a second, because it may have taken the slots, which are then released.
+func TestAcquireReturnsAtItsTimeout(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		pool := &stalled{begins: true}
+		limiter, err := New(pool, Config{Timeout: time.Minute})
+		require.NoError(t, err)
+		began, slots := time.Now(), Define("slots", Concurrency{Slots: 2}).For("ada")
+		errs := make(chan error, 6)
+		last := 50 * time.Second // it's in a batch with the one before
+		for _, after := range []time.Duration{0, 20 * time.Second, last} {
+			for _, ctx := range []context.Context{t.Context(), context.Background()} {
+				time.AfterFunc(after, func() {
+					_, err := limiter.Acquire(ctx, slots)
+					assert.Equal(t, after+time.Minute, time.Since(began))
+					errs <- err
+				})
+			}
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		for range cap(errs) {
+			require.ErrorIs(t, <-errs, context.DeadlineExceeded)
+		}
+		require.NotEmpty(t, pool.ends)
+		require.Equal(t, last+time.Minute+leaveGrace, pool.ends[len(pool.ends)-1].Sub(began))
+	})
 }
 
 // TestLostConnectionsAreNoConflicts promises that a transaction that cannot begin reports a Failed, and no conflict.

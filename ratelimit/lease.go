@@ -55,8 +55,8 @@ type Lease struct {
 //
 // Outside a transaction a refusal locks nothing. In a transaction, a rollback undoes the lease, and other calls for the
 // bucket wait until the transaction ends, so commit before the work begins. After ErrCommitUnknown or a lost
-// connection, the slots may be held until the lease ends. If ctx ends during a call outside a transaction, Acquire
-// returns at once, and slots that it gets afterwards are released in the background; other limits' tokens stay taken.
+// connection, the slots may be held until the lease ends. If ctx or Config.Timeout ends a call outside a transaction,
+// slots that it gets afterwards are released in the background; other limits' tokens stay taken.
 //
 // A limit that is off, or that refuses only in shadow, holds no slot. If no limit of the call holds one, Fence is the
 // decision's time in microseconds since 1970, and RenewLease and Release accept the ID and do nothing.
@@ -84,9 +84,14 @@ func (l *Limiter) Acquire(ctx context.Context, requests ...Request) (Lease, erro
 // row that another transaction holds, it ends by then.
 const leaveGrace = time.Second
 
-// sendLease sends a call that takes slots. If ctx ends, it returns at once, and the call goes on without its caller and
-// then releases what it got: an interrupted call can have taken slots for a lease that nobody knows.
+// sendLease sends a call that takes slots. If its time is over, it returns at once, and the call goes on without its
+// caller and then releases what it got: an interrupted call can have taken slots for a lease that nobody knows.
 func sendLease(ctx context.Context, l *Limiter, c *store.Call) error {
+	ctx, expire := l.config.bounded(ctx)
+	defer expire()
+	if ctx.Done() == nil {
+		return l.batcher.Do(ctx, c.Queueable())
+	}
 	if !l.batcher.Begin() {
 		return ErrClosed
 	}

@@ -77,12 +77,16 @@ func New[T any](decider Decider[T], options Options) *Batcher[T] {
 
 // Do answers c, by itself or as one of a batch.
 func (b *Batcher[T]) Do(ctx context.Context, c *Call[T]) error {
-	if c.Awaited { // the timeout ends its context, so that only the context ends the call
+	switch {
+	case c.OwnTime:
+	case c.Awaited: // the timeout ends its context, so that only the context ends the call
 		bounded, cancel := Bounded(ctx, b.options.Timeout)
 		defer cancel()
 		ctx = bounded
+	default:
+		c.due = b.due(ctx)
 	}
-	c.ctx, c.due = ctx, b.due(ctx)
+	c.ctx = ctx
 	done, _ := b.spare.Get().(*chan struct{})
 	if done == nil {
 		done = new(make(chan struct{}, 1))

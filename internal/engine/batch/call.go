@@ -16,6 +16,8 @@ type Call[T any] struct {
 	// Awaited is whether the caller still waits for the answer of a claimed call after its context has ended, so that the
 	// call can be undone. A caller that gives up earlier leaves the call, and the batch does nothing for it.
 	Awaited bool
+	// OwnTime is whether Options.Timeout doesn't end the call, but only the context of Do.
+	OwnTime bool
 	// Owner reuses the call; nil: it is not reused. See Done.
 	Owner Owner
 

@@ -47,7 +47,7 @@ type Question struct {
 	Asks    []bucket.Ask // in the order of locking
 	Look    bool         // whether to take nothing
 	Reserve Recorder     // makes a record of the tokens, such as a reservation; nil: no record is made
-	Leases  bool         // whether it takes slots, which the caller must release
+	Leases  bool         // whether it takes slots, which the caller must release; its context has the timeout
 }
 
 // Outcome is the answer to a call.
@@ -61,7 +61,7 @@ type blocked = batch.Blocked[Call]
 
 // Queueable returns the facts about the call that its Batcher needs.
 func (c *Call) Queueable() *batch.Call[Call] {
-	c.Of, c.Awaited = c, c.Reserve != nil || c.Settlement != nil || c.Leases
+	c.Of, c.Awaited, c.OwnTime = c, c.Reserve != nil || c.Settlement != nil || c.Leases, c.Leases
 	if !c.Look {
 		c.Needs(len(c.Asks), func(i int) bucket.Key { return c.Asks[i].Key })
 	}
