@@ -2,7 +2,7 @@
 // status. The status is not 0 if a scenario could not be measured, or if the tokens taken from a limit differ from the
 // admitted calls.
 //
-//	go run . [-quick] [-run regexp] [-contenders regexp] [-rounds n] [-seconds s]
+//	go run . [-quick] [-run regexp] [-rounds n] [-seconds s]
 package main
 
 import (
@@ -19,12 +19,11 @@ import (
 
 // options are the options of the program.
 type options struct {
-	quick      bool
-	only       *regexp.Regexp // scenarios
-	named      bool           // the user gave -run
-	contenders *regexp.Regexp
-	rounds     int
-	round      time.Duration
+	quick  bool
+	only   *regexp.Regexp // scenarios
+	named  bool           // the user gave -run
+	rounds int
+	round  time.Duration
 }
 
 // The defaults of a full run, and of a quick run of less than a minute.
@@ -56,8 +55,6 @@ func parse(args []string) (o options, err error) {
 	flags.BoolVar(&o.quick, "quick", false, "take less than a minute; the figures are not to be quoted")
 	only := flags.String("run", "", "measure only the scenarios whose names match this `regexp` (default all but the "+
 		"points of curves)")
-	contenders := flags.String("contenders", "", "measure only the contenders whose names match this `regexp`, and the "+
-		"first of each scenario")
 	flags.IntVar(&o.rounds, "rounds", 0, "rounds of each scenario (default 5)")
 	seconds := flags.Float64("seconds", 0, "how long each contender's turn in a round is (default 2)")
 	if err := flags.Parse(args); err != nil {
@@ -70,9 +67,6 @@ func parse(args []string) (o options, err error) {
 		return o, errors.New("-rounds and -seconds must be more than 0")
 	}
 	if o.only, err = regexp.Compile(*only); err != nil {
-		return o, err
-	}
-	if o.contenders, err = regexp.Compile(*contenders); err != nil {
 		return o, err
 	}
 	o.named = *only != ""

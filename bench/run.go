@@ -79,7 +79,7 @@ func chosen(o options) []scenario.Scenario {
 	var chosen []scenario.Scenario
 	for _, s := range scenario.All(o.quick) {
 		if o.only.MatchString(s.Name) && (o.named || !strings.HasPrefix(s.Name, "curve-")) {
-			chosen = append(chosen, s.With(o.contenders.MatchString))
+			chosen = append(chosen, s)
 		}
 	}
 	return chosen

@@ -4,7 +4,6 @@ package contender
 import (
 	"context"
 	"errors"
-	"fmt"
 	"math"
 	"strconv"
 	"time"
@@ -188,5 +187,3 @@ func (r *Runner) Close() (err error) {
 	}
 	return err
 }
-
-func unavailable(reason string) error { return fmt.Errorf("%w: %s", ErrUnavailable, reason) }

@@ -59,7 +59,7 @@ func (w RedisRate) Open(ctx context.Context, b Bench) (*Runner, error) {
 func (r *Runner) redis(ctx context.Context, d server.Durability, n int) (*redis.Client, error) {
 	started := r.bench.Redis[d]
 	if started == nil {
-		return nil, unavailable("no redis-server on the PATH")
+		return nil, fmt.Errorf("%w: no redis-server on the PATH", ErrUnavailable)
 	}
 	client := redis.NewClient(&redis.Options{
 		Addr:            started.Address,

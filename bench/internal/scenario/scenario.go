@@ -23,18 +23,6 @@ type Scenario struct {
 	Contenders []Contender
 }
 
-// With returns the scenario with its first contender and the other contenders whose names are wanted.
-func (s Scenario) With(wanted func(name string) bool) Scenario {
-	var contenders []Contender
-	for i, c := range s.Contenders {
-		if i == 0 || wanted(c.Name) {
-			contenders = append(contenders, c)
-		}
-	}
-	s.Contenders = contenders
-	return s
-}
-
 // Contender is a way to decide, with its name in the tables.
 type Contender struct {
 	Name string
