@@ -47,6 +47,7 @@ func TestCitus(t *testing.T) {
 	s := newCitusStand(t)
 	t.Run("Races", func(t *testing.T) { s.races(t) })
 	t.Run("Distribute", func(t *testing.T) { s.distributes(t) })
+	t.Run("Roles", func(t *testing.T) { s.serveRoles(t) })
 	t.Run("ConflictAtCommit", func(t *testing.T) { s.conflictsAtCommit(t) })
 	t.Run("KilledWorker", func(t *testing.T) { s.killsWorker(t) })
 }
@@ -157,6 +158,33 @@ func (s *citusStand) distributes(t *testing.T) {
 		require.ErrorIs(t, migrations.Distribute(ctx, pool, other, migrations.Distribution{Shards: shards}), migrations.ErrShards)
 	}
 	require.NoError(t, migrations.Distribute(ctx, pool, other, migrations.Distribution{}))
+}
+
+// serveRoles promises that a role without more privileges than migrations.Grants gives it can make every call on every
+// node.
+func (s *citusStand) serveRoles(t *testing.T) {
+	t.Helper()
+	const role = "citus_app"
+	s.nodes[0].exec(t, `CREATE ROLE `+role+` LOGIN`)
+	grants, err := migrations.Grants(migrations.Config{}, migrations.Roles{Application: role})
+	require.NoError(t, err)
+	s.nodes[0].exec(t, grants)
+	for _, node := range s.nodes {
+		config := node.pool.Config()
+		config.ConnConfig.User = role
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		require.NoError(t, err)
+		defer pool.Close()
+		limiter, err := ratelimit.New(pool, ratelimit.Config{})
+		require.NoError(t, err)
+		r, err := limiter.Reserve(t.Context(), roomy.For("key"))
+		require.NoError(t, err)
+		for name, call := range everyCall {
+			if err := call(t.Context(), limiter, r.ID, roomy.For("key")); !errors.Is(err, ratelimit.ErrReservationEnded) {
+				require.NoError(t, err, name)
+			}
+		}
+	}
 }
 
 // conflictsAtCommit promises that InTx does not run a function twice if a worker may have committed. The coordinator

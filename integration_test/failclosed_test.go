@@ -286,7 +286,7 @@ func TestAMissingGrantIsNamed(t *testing.T) {
 		for name, call := range everyCall {
 			err := call(t.Context(), limiter, unknownID, roomy.For("key"))
 			require.Equal(t, "42501", sqlstate(err), "%s: %v", name, err)
-			require.ErrorContains(t, err, `on schema "ratelimit" the role needs USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, leases and reservations, and SELECT and INSERT on fingerprint, and EXECUTE on its functions`, name)
+			require.ErrorContains(t, err, `on schema "ratelimit" the role needs USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, leases and reservations, and SELECT, INSERT and UPDATE on fingerprint, and EXECUTE on its functions`, name)
 		}
 		if grant != "" {
 			b.exec(t, grant+role)

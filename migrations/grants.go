@@ -92,10 +92,10 @@ func checkRole(role string) error {
 	return fmt.Errorf("%w: %.80q; use the name of a role of yours, of up to 63 bytes", ErrInvalidRole, role)
 }
 
-// Sets of privileges on a table. To lock a row a role needs UPDATE, and for ON CONFLICT it needs SELECT.
+// Sets of privileges on a table. To lock a row a role needs UPDATE, and for ON CONFLICT it needs SELECT. On Citus, to
+// insert into a table that every node has, as fingerprint, it needs UPDATE or DELETE.
 const (
 	mayRead   = "SELECT"
-	mayAdd    = "SELECT, INSERT"
 	mayState  = "SELECT, INSERT, UPDATE (replaced_us)"
 	mayForget = "SELECT, INSERT, DELETE"
 	mayBump   = "SELECT, INSERT, UPDATE"
@@ -110,7 +110,7 @@ func allPrivileges() []privileges {
 		{"buckets", mayChange, mayChange},
 		{"leases", mayChange, mayChange},
 		{"reservations", mayChange, mayRead},
-		{"fingerprint", mayAdd, mayForget},
+		{"fingerprint", mayBump, mayForget},
 		{"rules", mayRead, mayState},
 		{"rules_version", mayRead, mayBump},
 		{"compiled_rules", mayRead, mayRead},

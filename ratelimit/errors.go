@@ -232,7 +232,7 @@ const toThePrimary = "connect to the primary, as with target_session_attrs=read-
 func explain(err error, schema string, inTx bool) error {
 	err = pgerr.Explain(err, schema, "USAGE, and SELECT, INSERT, UPDATE and DELETE on its tables buckets, leases and "+
 		"reservations, "+
-		"and SELECT and INSERT on fingerprint, and EXECUTE on its functions")
+		"and SELECT, INSERT and UPDATE on fingerprint, and EXECUTE on its functions")
 	switch {
 	case pgerr.Code(err) == pgerr.ReadOnly:
 		return fmt.Errorf("%w; the transaction may not write (default_transaction_read_only may be on), or the server is a "+
