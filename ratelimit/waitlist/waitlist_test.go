@@ -426,7 +426,9 @@ func TestAHookMayPanic(t *testing.T) {
 	pool := postgrestest.New(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer })
 	limiter, err := ratelimit.New(pool, ratelimit.Config{Observer: observer(func(e event.Event) {
 		d, ok := e.(ratelimit.Decided)
-		tracer.armed.Store(ok && d.Verb == "acquire" && d.Decision.States[0].Limit.Name() == one.Name())
+		if ok && d.Verb == "acquire" && d.Decision.States[0].Limit.Name() == one.Name() && d.Decision.Allowed {
+			tracer.armed.Store(true)
+		}
 	})})
 	require.NoError(t, err)
 	s := newList(t, limiter, one, waitlist.Config{Poll: time.Millisecond})
