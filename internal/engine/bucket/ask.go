@@ -39,7 +39,7 @@ type Ask struct {
 	MaxWait time.Duration // how soon nothing may be owed any more; 0: however late
 
 	Unenforced bool // whether the limit refuses and delays no request
-	AllowDebt  bool // whether Lowest is what the terms allow to be owed
+	AllowDebt  bool // whether MinBalance is the most debt that the terms allow
 }
 
 // SetNow sets the terms that hold at an instant.
@@ -85,7 +85,7 @@ func (a *Ask) isSoonEnough(after State, now int64) bool {
 	return a.MaxWait == 0 || a.Terms.wait(after, now, 0, 0) <= a.MaxWait
 }
 
-// soonEnoughAfter returns the wait after the answer, a refusal, until the ask is allowed with its Within. Without that
+// soonEnoughAfter returns the wait after the answer, a refusal, until the ask is allowed with its MaxWait. Without that
 // it would be allowed after enough.
 func (a *Ask) soonEnoughAfter(r Answer, enough time.Duration) time.Duration {
 	after := a.Terms.Kind.Charge(a.Terms, a.Terms.FixClock(r.State, r.Now), r.Now, a.Cost)

@@ -153,9 +153,9 @@ func TestWaitOfARowThatNeverRecovers(t *testing.T) {
 	require.Equal(t, longest, buckettest.Wait(slow, bucket.State{Value: -91, TS: slow.Begin(opening)}, opening, 7, 0))
 }
 
-// TestWithin promises that an ask with a Within is refused if the bucket would owe for longer, and allowed after the
+// TestMaxWait promises that an ask with a MaxWait is refused if the bucket would owe for longer, and allowed after the
 // wait.
-func TestWithin(t *testing.T) {
+func TestMaxWait(t *testing.T) {
 	t.Parallel()
 	window, tokens := buckettest.FixedWindow(2, 24*time.Hour, 2, opening), buckettest.TokenBucket(3, time.Second, 3)
 	const forever = time.Duration(bucket.Horizon) * time.Microsecond
