@@ -56,12 +56,16 @@ func TestTheBodyOfARefusedRequest(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
 	server := serve(t, b.spent(t, httplimit.Config{}))
-	for body, next := range map[string]int{"ab": 0, "abcd": http.StatusTooManyRequests} { // of 4 bytes
+	const length, chunked = "Content-Length: 4\r\n\r\n", "Transfer-Encoding: chunked\r\n\r\n"
+	for body, next := range map[string]int{
+		length + "ab": 0, length + "abcd": http.StatusTooManyRequests,
+		chunked: 0, chunked + "1\r\na\r\n": 0, chunked + "1\r\na\r\n0\r\n\r\n": http.StatusTooManyRequests,
+	} {
 		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", server.Listener.Addr().String())
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = conn.Close() })
 		require.NoError(t, conn.SetDeadline(time.Now().Add(patient)))
-		_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: test\r\nX-User: ada\r\nContent-Length: 4\r\n\r\n"+body)
+		_, err = io.WriteString(conn, "POST / HTTP/1.1\r\nHost: test\r\nX-User: ada\r\n"+body)
 		require.NoError(t, err)
 		reader := bufio.NewReader(conn)
 		response, err := http.ReadResponse(reader, nil)

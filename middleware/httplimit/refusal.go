@@ -215,16 +215,20 @@ func refuseWith(w http.ResponseWriter, r *http.Request, refusal Refusal,
 	answer func(http.ResponseWriter, *http.Request, Refusal),
 ) {
 	refusal.SetFields(w.Header())
-	if r.ProtoMajor == 1 && r.ContentLength != 0 && !isRead(r) {
+	if r.ProtoMajor == 1 && r.ContentLength != 0 {
 		// net/http holds the answer back until it has read the body, or 256 KiB of it. EnableFullDuplex would spare
 		// that, and break connections that are used again.
-		_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTimeout)) // w may not have it
+		connection := http.NewResponseController(w)
+		err := connection.SetReadDeadline(time.Now().Add(bodyTimeout)) // w may not have it
+		if err == nil && isRead(r) {
+			_ = connection.SetReadDeadline(time.Time{})
+		}
 	}
 	answer(w, r, refusal)
 }
 
 // isRead reports whether the body is known to be read to its end. Then net/http watches the connection for its end, and
-// would take a deadline that passes for one, and cancel the request's context.
+// would take a deadline that passes for one, and cancel the request's context. It may wait for the next chunk's header.
 func isRead(r *http.Request) bool {
 	if r.Body == nil || r.Header.Get("Expect") != "" { // a read would ask the client for the body
 		return false
