@@ -217,6 +217,7 @@ func TestWait(t *testing.T) {
 		return d, time.Since(began)
 	}
 	bubble(t, "ReturnsWhenItsTurnComes", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
 		for i, want := range []time.Duration{0, time.Second, time.Second, 3 * time.Second} {
 			d, waited := waits(t, l, queue.For("key").Cost([]float64{1, 1, 1, 3}[i]))
 			require.True(t, d.Allowed)
@@ -224,6 +225,7 @@ func TestWait(t *testing.T) {
 		}
 	})
 	bubble(t, "ADeadlineThatIsTooSoonReservesNothing", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
 		_, err := l.Reserve(t.Context(), queue.For("key").Cost(5))
 		require.NoError(t, err)
 		began := time.Now()
@@ -238,6 +240,7 @@ func TestWait(t *testing.T) {
 		require.Equal(t, 5*time.Second, waited)
 	})
 	bubble(t, "AContextThatEndsReturnsTheTokens", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
 		waits(t, l, queue.For("key"))
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(500*time.Millisecond, cancel)
@@ -246,6 +249,7 @@ func TestWait(t *testing.T) {
 		require.Equal(t, 0.5, tokens(t, l, queue.For("key")))
 	})
 	bubble(t, "APauseIsWaitedFor", func(t *testing.T, l *ratelimit.Limiter, rules ruled) {
+		t.Helper()
 		rules.pause(t, queue, time.Now().Add(time.Minute))
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
 		defer cancel()
@@ -256,6 +260,7 @@ func TestWait(t *testing.T) {
 		require.Equal(t, time.Minute, waited)
 	})
 	bubble(t, "ShadowWaitsForNothing", func(t *testing.T, l *ratelimit.Limiter, rules ruled) {
+		t.Helper()
 		rules.mode(t, queue, ratelimit.Shadow)
 		for range 3 {
 			_, waited := waits(t, l, queue.For("key"))
@@ -263,12 +268,14 @@ func TestWait(t *testing.T) {
 		}
 	})
 	bubble(t, "ACostAboveTheCapacityIsOwed", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
 		_, waited := waits(t, l, queue.For("key").Cost(21))
 		require.Equal(t, 20*time.Second, waited)
 		_, err := take.Wait(t.Context(), l, queue.For("key").Cost(102))
 		require.ErrorIs(t, err, ratelimit.ErrCostExceedsCapacity)
 	})
 	bubble(t, "BadInput", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
 		never := ratelimit.Define("never", ratelimit.TokenBucket{Rate: 1, Period: time.Second, MaxReserved: ratelimit.NoReservations})
 		for says, c := range map[string]struct {
 			r    ratelimit.Request
@@ -300,6 +307,7 @@ func TestWait(t *testing.T) {
 func TestTurn(t *testing.T) {
 	t.Parallel()
 	bubble(t, "IsSettledWithItsRealCost", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
 		for _, want := range []time.Duration{0, time.Second, time.Second} {
 			began := time.Now()
 			r, err := take.Turn(t.Context(), l, queue.For("key"))
@@ -316,6 +324,7 @@ func TestTurn(t *testing.T) {
 		require.Equal(t, -2.0, tokens(t, l, queue.For("key")))
 	})
 	bubble(t, "ADeadlineThatIsTooSoonReservesNothing", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
 		_, err := l.Reserve(t.Context(), queue.For("key").Cost(5))
 		require.NoError(t, err)
 		began := time.Now()
@@ -327,6 +336,7 @@ func TestTurn(t *testing.T) {
 		require.Equal(t, -4.0, tokens(t, l, queue.For("key")))
 	})
 	bubble(t, "AContextThatEndsReturnsTheTokens", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
 		for _, turn := range []func(ctx context.Context) error{
 			func(ctx context.Context) error {
 				_, err := take.Turn(ctx, l, queue.For("key").Cost(3))
@@ -345,6 +355,7 @@ func TestTurn(t *testing.T) {
 		}
 	})
 	bubble(t, "ALimitThatIsOffOrInShadowWaitsForNothing", func(t *testing.T, l *ratelimit.Limiter, rules ruled) {
+		t.Helper()
 		for _, mode := range []ratelimit.Mode{ratelimit.Off, ratelimit.Shadow} {
 			rules.mode(t, queue, mode)
 			began := time.Now()
@@ -356,6 +367,7 @@ func TestTurn(t *testing.T) {
 		}
 	})
 	bubble(t, "AReservationThatEndedHasNoTurn", func(t *testing.T, l *ratelimit.Limiter, _ ruled) {
+		t.Helper()
 		r, err := l.Reserve(t.Context(), queue.For("key").Cost(3))
 		require.NoError(t, err)
 		require.NoError(t, l.Cancel(t.Context(), r.ID))
