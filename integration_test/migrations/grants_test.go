@@ -29,7 +29,7 @@ var granted = map[string]struct{ application, operator string }{
 	"buckets":          {"SELECT INSERT UPDATE DELETE", "SELECT INSERT UPDATE DELETE"},
 	"leases":           {"SELECT INSERT UPDATE DELETE", "SELECT INSERT UPDATE DELETE"},
 	"reservations":     {"SELECT INSERT UPDATE DELETE", "SELECT"},
-	"fingerprint":      {"SELECT INSERT", "SELECT INSERT DELETE"},
+	"fingerprint":      {"SELECT INSERT UPDATE", "SELECT INSERT DELETE"},
 	"rules":            {"SELECT", "SELECT INSERT"}, // an operator updates replaced_us besides
 	"rules_version":    {"SELECT", "SELECT INSERT UPDATE"},
 	"compiled_rules":   {"SELECT", "SELECT"},
