@@ -76,7 +76,7 @@ func TestACallThatWaitsGetsWhatArrivesMeanwhile(t *testing.T) {
 			eventually(t, "the call waits, and its token arrives", func() bool {
 				var there bool
 				require.NoError(t, b.pool.QueryRow(t.Context(), `SELECT clock_timestamp() > $2 AND EXISTS (
-					SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')`, pid, held.At.Add(period)).Scan(&there))
+					SELECT FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock')`, pid, held.At.Add(2*period)).Scan(&there))
 				return there
 			})
 			require.NoError(t, holder.Commit(t.Context()))
