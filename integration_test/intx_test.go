@@ -299,7 +299,7 @@ func TestInTxRunsAgainIfTheConnectionIsLostBeforeABatch(t *testing.T) {
 			return err
 		}
 		if runs == 1 {
-			require.NoError(t, tx.Conn().PgConn().Conn().(interface{ CloseRead() error }).CloseRead())
+			require.NoError(t, tx.Conn().PgConn().Conn().Close())
 		}
 		batch := &pgx.Batch{}
 		batch.Queue(`SELECT $1::integer`, 1)

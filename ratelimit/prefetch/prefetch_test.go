@@ -214,6 +214,7 @@ func TestPrefetch(t *testing.T) {
 		// Nobody uses the tokens of a fetch that ends after a Close that didn't wait for it. They go back.
 		"ReturnsAFetchThatOutlastsClose": func(s *stand) {
 			s.warm(hot, 0)
+			synctest.Wait() // until the fetch has reported
 			row, before := s.db.holds(hot), s.db.changed
 			s.db.change(func() {
 				s.db.before = func(ctx context.Context) error { time.Sleep(time.Second); return ctx.Err() }
