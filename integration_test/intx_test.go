@@ -292,6 +292,8 @@ func TestInTxRunsOnceIfAnArgumentIsInvalid(t *testing.T) {
 func TestInTxRunsAgainIfTheConnectionIsLostBeforeABatch(t *testing.T) {
 	t.Parallel()
 	b := setup(t)
+	holder := b.begin(t, pgx.ReadCommitted)
+	require.NoError(t, errOf(holder.Exec(t.Context(), `LOCK ratelimit.upstreams`))) // or the server could answer in time
 	runs := 0
 	require.NoError(t, b.limiter.InTx(t.Context(), func(tx pgx.Tx) error {
 		runs++
@@ -299,10 +301,12 @@ func TestInTxRunsAgainIfTheConnectionIsLostBeforeABatch(t *testing.T) {
 			return err
 		}
 		if runs == 1 {
-			require.NoError(t, tx.Conn().PgConn().Conn().Close())
+			require.NoError(t, tx.Conn().PgConn().Conn().(interface{ CloseRead() error }).CloseRead())
+		} else {
+			require.NoError(t, holder.Rollback(t.Context()))
 		}
 		batch := &pgx.Batch{}
-		batch.Queue(`SELECT $1::integer`, 1)
+		batch.Queue(`SELECT $1::integer FROM ratelimit.upstreams`, 1)
 		return tx.SendBatch(t.Context(), batch).Close()
 	}))
 	require.Equal(t, 2, runs)
