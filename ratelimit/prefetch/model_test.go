@@ -47,6 +47,8 @@ func TestPrefetchKeepsThePromise(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					w := newPrefetchWorld(t, rand.New(rand.NewPCG(seed, 17)), kind.drift, kind.policy)
 					w.run()
+					time.Sleep(time.Minute) // the fetches of processes that died end
+					synctest.Wait()
 					kind.requirePromise(w, t)
 					tight.Add(w.tight)
 					require.Greater(t, w.fromMemory, len(w.took)/20)
